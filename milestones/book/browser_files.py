@@ -1,15 +1,19 @@
-"""What the worker of a page loads: Python for the browser, and a zip of our files.
+"""What the workers of a page load: Python for the browser, and a zip of files for each purpose.
 
-Python is Pyodide, from npm, in the version that `package-lock.json` names with its hash. The zip
-has exactly the files that the figures import. Its bytes depend on nothing but them.
+Python is Pyodide, from npm, in the version that `package-lock.json` names with its hash. The zip of
+the figures has exactly the files that they import, and so has that of the exercises
+(`exercise_files.py`). Its bytes depend on nothing but them.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..chain import ROOT
@@ -19,18 +23,24 @@ PYODIDE = (
     "pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json",
 )  # fmt: skip
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of each file in the zip
-# The files that a process has imported after it has drawn each figure once.
-IMPORTED = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
+DRAW_ALL = """
 from milestones.book.figures import NAMES, drawn
 for name in NAMES:
-    drawn(name, "{{}}")
-for module in list(sys.modules.values()):
-    file = getattr(module, "__file__", None)
-    if file and file.startswith({str(ROOT)!r}) and "/.venv/" not in file:
-        print(file)
+    drawn(name, "{}")
 """
+# Code that runs first, and then the files that the process has imported.
+IMPORTED = """
+import sys
+sys.path.insert(0, {root!r})
+{code}
+for module in list(sys.modules.values()):
+    if file := getattr(module, "__file__", None):
+        print("FILE", file)
+"""
+# An import of a package at the start of a line: the words before its name, and the name.
+NAMED = re.compile(
+    r"""^((?:import|export)\b[^"';]*\bfrom\s*|import\s*)(["'])([@\w][^"']*)\2""", re.MULTILINE
+)
 
 
 class BookError(Exception):
@@ -58,25 +68,69 @@ def fetch(packages: Path) -> None:
 
 
 def write(packages: Path, static: Path) -> None:
-    """Write what the worker loads into the folder of static files."""
+    """Write Pyodide, the editor and the files of the figures into the folder of static files."""
+    modules = packages / "node_modules"
     (static / "pyodide").mkdir(parents=True, exist_ok=True)
     for name in PYODIDE:
-        shutil.copyfile(packages / "node_modules/pyodide" / name, static / "pyodide" / name)
-    write_zip(static / "ladder.zip")
+        shutil.copyfile(modules / "pyodide" / name, static / "pyodide" / name)
+    write_editor(modules, static / "codemirror")
+    files = {name: (ROOT / name).read_bytes() for name in figure_files()}
+    write_zip(static / "figures.zip", files)
 
 
-def files() -> list[str]:
+def write_editor(modules: Path, folder: Path) -> None:
+    """Write the packages of the editor as modules that name each other by file.
+
+    A browser does not find the package `@codemirror/view`, but its file beside this one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    todo = [*json.loads((HERE / "package.json").read_text("utf-8"))["dependencies"]]
+    todo.remove("pyodide")
+    done = set[str]()
+    while todo:
+        package = todo.pop()
+        if package in done:
+            continue
+        done.add(package)
+        source = modules / package
+        about = json.loads((source / "package.json").read_text("utf-8"))
+        text = (source / about["exports"]["import"]).read_text("utf-8")
+        todo += {name for _, _, name in NAMED.findall(text)}
+        text = NAMED.sub(lambda found: f'{found[1]}"./{flat(found[3])}.js"', text)
+        (folder / f"{flat(package)}.js").write_text(text, encoding="utf-8")
+        shutil.copyfile(source / "LICENSE", folder / f"{flat(package)}.LICENSE.txt")
+
+
+def flat(package: str) -> str:
+    """Return the name of a package's file: `codemirror-view`."""
+    return package.removeprefix("@").replace("/", "-")
+
+
+def figure_files() -> list[str]:
     """Return the files of this repository that the figures import, from the root."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True
-    )
-    return sorted({str(Path(line).relative_to(ROOT)) for line in done.stdout.splitlines()})
+    return [name for name in map(of_repository, imported_files(DRAW_ALL)) if name]
 
 
-def write_zip(path: Path) -> None:
-    """Pack these files."""
+def imported_files(code: str) -> list[Path]:
+    """Return the files that a process has imported after it has run some code."""
+    command = [sys.executable, "-c", IMPORTED.format(root=str(ROOT), code=code)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BookError(f"{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    lines = done.stdout.splitlines()
+    return sorted({Path(line[5:]) for line in lines if line.startswith("FILE ")})
+
+
+def of_repository(path: Path) -> str:
+    """Return the path of a file of ours from the root, or "" for any other file."""
+    inside = path.is_relative_to(ROOT) and ".venv" not in path.relative_to(ROOT).parts
+    return path.relative_to(ROOT).as_posix() if inside else ""
+
+
+def write_zip(path: Path, files: Mapping[str, bytes]) -> None:
+    """Pack files."""
     with zipfile.ZipFile(path, "w") as packed:
-        for name in files():
+        for name in sorted(files):
             info = zipfile.ZipInfo(name, EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
-            packed.writestr(info, (ROOT / name).read_bytes())
+            packed.writestr(info, files[name])

@@ -21,8 +21,10 @@ from pathlib import Path
 
 from ..chain import ROOT
 from ..drawing import theme
+from . import diff_pages, exercise_pages, inserts, museum_pages
 from .address import SITE, not_found
 from .browser_files import BookError, fetch, write
+from .exercise_files import ExerciseFiles
 from .links import faults
 from .staging import Staging
 
@@ -42,7 +44,13 @@ def main(args: argparse.Namespace) -> int:
         raise BookError("the site needs Sphinx: python -m milestones extras book")
     out: Path = args.out.resolve()
     fetch(BUILD / "npm")
-    Staging(BUILD / "book").fill()
+    build_slides()
+    staging, exercises = Staging(BUILD / "book"), ExerciseFiles()
+    staging.fill()
+    exercise_pages.lay_out(staging, exercises)
+    diff_pages.lay_out(staging)
+    museum_pages.lay_out(staging)
+    inserts.fill(staging)
     shutil.rmtree(out, ignore_errors=True)
     command = [
         sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-j", "auto",
@@ -56,13 +64,23 @@ def main(args: argparse.Namespace) -> int:
     (out / ".buildinfo").unlink(missing_ok=True)
     (out / ".nojekyll").touch()
     static = out / "_static"
-    (static / "theme.css").write_text(theme_css(), encoding="utf-8")
-    (out / "404.html").write_text(not_found(SITE), encoding="utf-8")
+    css = f"{theme_css()}\n{diff_pages.lesson_css()}"
+    (static / "theme.css").write_text(css, encoding="utf-8")
     write(BUILD / "npm", static)
+    exercises.write(static / "exercises.zip")
+    (out / "404.html").write_text(not_found(SITE), encoding="utf-8")
     if found := faults(out):
         raise BookError("\n".join(["links that lead nowhere:", *found]))
     sys.stdout.write(f"{args.out}: {sum(1 for _ in out.rglob('*.html'))} pages\n")
     return 0
+
+
+def build_slides() -> None:
+    """Let the slides write their decks and runs. This fails if one of them shows other code."""
+    command = [sys.executable, "-m", "slides", "build", "--html-only"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise BookError(f"the slides cannot be built:\n{done.stderr}")
 
 
 def theme_css() -> str:

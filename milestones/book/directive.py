@@ -1,9 +1,15 @@
-"""The directive of a figure: three backticks, `{live} triangle`. It writes the figure's HTML."""
+"""Directives in a page.
+
+{live} triangle      a figure
+{made} FILE          HTML that the site has made: a file in the folder of the sources
+{frame} PAGE         another page of the site in a frame; the text below is its title
+"""
 
 from __future__ import annotations
 
 import json
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -21,6 +27,36 @@ class Live(Directive):
     def run(self) -> list[nodes.Node]:
         """Return the figure as HTML."""
         return [nodes.raw("", html_of(figure(self.arguments[0])), format="html")]
+
+
+class Made(Directive):
+    """HTML that was made with the sources."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the file as HTML."""
+        path = Path(self.state.document.settings.env.srcdir) / self.arguments[0]
+        return [nodes.raw("", path.read_text("utf-8"), format="html")]
+
+
+class Frame(Directive):
+    """Another page in a frame. The path is that from the top of the site."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Return the frame as HTML, with a link to the page."""
+        up = "../" * self.state.document.settings.env.docname.count("/")
+        address, title = escape(up + self.arguments[0]), escape(" ".join(self.content))
+        kind = " slides" if address.endswith(".html") else ""
+        html = (
+            f'<figure class="frame{kind}">'
+            f'<iframe src="{address}" title="{title}" loading="lazy"></iframe>'
+            f'<figcaption><a href="{address}">{title}</a></figcaption></figure>'
+        )
+        return [nodes.raw("", html, format="html")]
 
 
 def html_of(shown: Figure) -> str:
@@ -68,4 +104,6 @@ def control_html(control: Control) -> str:
 def setup(app: Any) -> dict[str, bool]:
     """Register the directive. Sphinx calls this."""
     app.add_directive("live", Live)
+    app.add_directive("made", Made)
+    app.add_directive("frame", Frame)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

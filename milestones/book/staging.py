@@ -8,16 +8,19 @@ the repository: the folder is made anew for each build.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from ..chain import ROOT, electives, milestones
 from ..drawing import svg, theme
 
 REPOSITORY = os.environ.get("LADDER_REPOSITORY", "")  # such as https://example.org/llm-ladder
+BUILT = "slides/dist"
 CHAPTERS = "milestones/book/pages"  # they stand at the top of the site
 PAGES = (
     "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "milestones/README.md",
@@ -46,6 +49,7 @@ class Staging:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.code: set[str] = set()  # the files of code that pages link to, from the root
+        self.built = built_pages()  # of the slides
 
     def fill(self) -> None:
         """Make the folder anew."""
@@ -55,14 +59,30 @@ class Staging:
         (self.folder / "repo").symlink_to(ROOT, target_is_directory=True)  # for `literalinclude`
         chapters = sorted((ROOT / CHAPTERS).glob("*.md"))
         for page in (*(path.relative_to(ROOT).as_posix() for path in chapters), *PAGES):
-            self._write(staged(page), self.linked((ROOT / page).read_text("utf-8"), page))
+            self.write(staged(page), self.linked((ROOT / page).read_text("utf-8"), page))
+        for page in self.built:
+            copy = self.folder / "_extra" / page
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / page, copy)
         for name in sorted(self.code):
-            self._write(f"code/{name}.md", code_page(name))
+            self.write(f"code/{name}.md", code_page(name))
 
-    def _write(self, name: str, text: str) -> None:
+    def write(self, name: str, text: str) -> None:
+        """Write a page. name: its path in the folder."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+    def html(self, text: str) -> str:
+        """Keep HTML in a file, and return the directive that shows it in a page."""
+        name = f"_made/{hashlib.sha256(text.encode()).hexdigest()[:16]}.html"
+        self.write(name, text)
+        return f"```{{made}} {name}\n```\n"
+
+    def change(self, name: str, changed: Callable[[str], str]) -> None:
+        """Change the text of a page that is written already. name: its path in the folder."""
+        path = self.folder / name
+        path.write_text(changed(path.read_text("utf-8")), encoding="utf-8")
 
     def linked(self, text: str, page: str) -> str:
         """Return the text of a page with links that the site can follow. page: its path."""
@@ -78,6 +98,8 @@ class Staging:
             target = self._target(found["link"], page)
             if target is None:
                 return name
+            if f"/{BUILT}/" in f"/{target}":  # no page of Sphinx
+                return f'<a href="{target}">{name}</a>'
             mark = "!" if found["start"].startswith("!") else ""
             return f"{mark}[{name}]({target})"
 
@@ -106,6 +128,8 @@ class Staging:
         file, folder = ROOT / path, posixpath.dirname(staged(page)) or "."
         if path in PAGES or (path.startswith(CHAPTERS) and file.is_file()):
             return posixpath.relpath(staged(path), folder) + (f"#{anchor}" if anchor else "")
+        if path in self.built:
+            return posixpath.relpath(path, folder) + (f"#{anchor}" if anchor else "")
         if file.suffix in PICTURES and file.is_file():
             copy = self.folder / path
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +139,11 @@ class Staging:
             self.code.add(path)
             return posixpath.relpath(f"code/{path}.md", folder)
         return f"{REPOSITORY}/{path}" if REPOSITORY and file.exists() else None
+
+
+def built_pages() -> tuple[str, ...]:
+    """Return the pages that `python -m slides build` has made: decks, and runs in the player."""
+    return tuple(f"{BUILT}/{path.name}" for path in sorted((ROOT / BUILT).glob("*.html")))
 
 
 def staged(page: str) -> str:

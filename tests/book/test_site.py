@@ -1,11 +1,14 @@
-"""The book as a web site: its sources, its links, and its figures in a browser."""
+"""The book as a web site: its sources, its links, its figures and exercises in a browser."""
 
 from __future__ import annotations
 
 import http.server
+import json
 import re
 import shutil
 import threading
+import time
+import zipfile
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +19,7 @@ import pytest
 from milestones.book import browser_files, command
 from milestones.book.figures import NAMES
 from milestones.book.staging import PAGES, Staging
+from milestones.course.museum.exhibit import exhibits
 from tests.conftest import ROOT
 from tests.helpers.browser import Tab, tab
 
@@ -59,11 +63,11 @@ def test_each_figure_is_in_a_chapter() -> None:
 
 
 def test_a_browser_gets_the_files_of_the_engines_and_no_others(tmp_path: Path) -> None:
-    files = browser_files.files()
+    files = browser_files.figure_files()
     assert {"m3_paged/scheduler.py", "m4_radix/radix_cache.py", "m5_overlap/engine.py"} <= {*files}
     assert not [name for name in files if "model_runner" in name or name.startswith("tests")]
     for name in ("a", "b"):
-        browser_files.write_zip(tmp_path / name)
+        browser_files.write_zip(tmp_path / name, {"b": b"2", "a": b"1"})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -101,7 +105,7 @@ def words(page: Tab, name: str) -> str:
 def figures_move_with_the_keyboard(site: str, folder: Path) -> None:
     for chapter, figures in {
         "m1": ["triangle"], "m2": ["batches"], "m3": ["pages", "chunks"],
-        "m4": ["prefixes"], "m5": ["overlap"],
+        "m4": ["prefixes"], "m5": ["overlap"], "scale": ["replicas"],
     }.items():  # fmt: skip
         with tab(folder, f"{site}/{chapter}.html") as page:
             page.wait_until("document.querySelector('.live')?.dataset.python === 'ready'")
@@ -149,6 +153,117 @@ def an_endless_loop_ends(site: str, folder: Path) -> None:
         page.wait_until("document.querySelector('#schedule').dataset.python === 'ready'")
 
 
+EDITOR = "document.querySelector('section.exercise')"
+REPORT = "document.querySelector('.exercise .report')"
+
+
+def write(page: Tab, file: str, text: str) -> None:
+    """Let the storage of the browser have a text, as the editor keeps it, and load the page."""
+    version = f"JSON.parse({EDITOR}.dataset.exercise).versions[{file!r}]"
+    page.evaluate(
+        "import(document.querySelector('script[src*=book]').src.replace(/book.js.*/, 'saved.js'))"
+        f".then((saved) => saved.keepCode({file!r}, {json.dumps(text)}, {version}))"
+        ".then(() => { window.kept = true; })"
+    )
+    page.wait_until("window.kept")
+    page.ask("Page.reload")
+    page.wait_until(f"!window.kept && {EDITOR}?.dataset.python === 'ready'")
+
+
+def check(page: Tab, words: str) -> None:
+    """Check with the button, and wait for words of the report."""
+    page.evaluate("document.querySelector('.exercise .check').click()")
+    page.wait_until(f"{REPORT}.innerText.includes({words!r})")
+
+
+def an_exercise_is_written_in_the_page(site: str, folder: Path) -> None:
+    """Not written, right, wrong, without an end; and the zip of it."""
+    file = "m3_paged/kv_cache.py"
+    solution = (ROOT / file).read_text("utf-8")
+    with tab(folder, f"{site}/milestones/m3_paged/m3_1.html") as page:
+        page.wait_until("!!document.querySelector('.cm-content')")
+        page.evaluate(f"{EDITOR}.scrollIntoView()")
+        page.wait_until(f"{EDITOR}.dataset.python === 'ready'")
+        check(page, "m3.1 is not written yet")
+        write(page, file, solution)
+        check(page, "m3.1 passes: 15 points")
+        page.evaluate("document.querySelector('.exercise .export').click()")
+        page.wait_until("document.querySelector('.exercise .status').innerText.includes('.zip')")
+        packed = folder / "m3_paged.zip"
+        for _ in range(100):
+            if packed.exists():
+                break
+            time.sleep(0.1)
+        with zipfile.ZipFile(packed) as archive:
+            assert archive.read(file).decode() == solution
+            assert b'"m3.1"' in archive.read(".ladder/progress.json")
+        write(page, file, solution.replace("+ self.num_free_pages", "- self.num_free_pages"))
+        check(page, "room for 20 more tokens")
+        endless = "        while True:\n            pass\n        missing = self.pages_for"
+        write(page, file, solution.replace("        missing = self.pages_for", endless))
+        check(page, "does not end")
+        assert "while True" in str(page.evaluate("document.querySelector('.cm-content').innerText"))
+        page.wait_until(f"{EDITOR}.dataset.python === 'ready'")
+        assert page.errors == []
+
+
+def the_keyboard_leaves_the_editor(site: str, folder: Path) -> None:
+    """Tab indents, and Esc, then Tab leaves."""
+    with tab(folder, f"{site}/milestones/m4_radix/m4_1.html") as page:
+        page.wait_until("!!document.querySelector('.cm-content')")
+        page.evaluate("document.querySelector('.cm-content').focus()")
+        inside = "document.activeElement.matches('.cm-content')"
+        press(page, "Tab", 9)
+        assert page.evaluate(inside)
+        press(page, "Escape", 27)
+        press(page, "Tab", 9)
+        assert not page.evaluate(inside)
+
+
+def press(page: Tab, key: str, code: int) -> None:
+    """Press a key that does something by itself in a browser."""
+    for kind in ("rawKeyDown", "keyUp"):
+        page.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+
+def a_question_comes_before_its_answer(site: str, folder: Path) -> None:
+    with tab(folder, f"{site}/milestones/m2_continuous/m2_1.html") as page:
+        page.wait_until("!!document.querySelector('.prediction')")
+        shown = "document.querySelector('.prediction + details').checkVisibility()"
+        assert not page.evaluate(shown)
+        page.evaluate(
+            "document.querySelector('.prediction textarea').value = 'two rows';"
+            "document.querySelector('.prediction button').click()"
+        )
+        page.wait_until(shown)
+        page.ask("Page.reload")
+        page.wait_until("document.querySelector('.prediction textarea')?.value === 'two rows'")
+
+
+def a_bug_of_the_museum_is_found(site: str, folder: Path) -> None:
+    exhibit = exhibits()[0]
+    with tab(folder, f"{site}/museum/{exhibit.id}.html") as page:
+        page.wait_until("document.querySelector('.diagnosis')?.hidden === false")
+
+        def said(step: int, invariant: str) -> str:
+            page.evaluate(
+                f"document.querySelector('.diagnosis input').value = {step};"
+                f"document.querySelector('.diagnosis select').value = {invariant!r};"
+                "document.querySelector('.diagnosis button').click()"
+            )
+            return str(page.evaluate("document.querySelector('.diagnosis output').value"))
+
+        other = "I2" if exhibit.invariant == "I1" else "I1"
+        assert "earlier" in said(exhibit.step + 1, exhibit.invariant)
+        assert "it is not" in said(exhibit.step, other)
+        opened = "document.querySelector('details.answer').open"
+        assert not page.evaluate(opened)
+        assert said(exhibit.step, exhibit.invariant).startswith("Yes") and page.evaluate(opened)
+        frame = "document.querySelector('.frame iframe').contentDocument"
+        page.evaluate("document.querySelector('.frame').scrollIntoView()")
+        page.wait_until(f"{frame}?.body?.innerText.includes('step 1 of')")
+
+
 @pytest.mark.extra("book")
 @pytest.mark.thorough("it builds the site, and starts Python in a browser")
 def test_a_reader_uses_the_figures(site: str, tmp_path: Path) -> None:
@@ -156,6 +271,10 @@ def test_a_reader_uses_the_figures(site: str, tmp_path: Path) -> None:
     figures_move_with_the_keyboard(site, tmp_path)
     a_guess_is_shown_beside_the_answer_and_kept(site, tmp_path)
     an_endless_loop_ends(site, tmp_path)
+    a_question_comes_before_its_answer(site, tmp_path)
+    the_keyboard_leaves_the_editor(site, tmp_path)
+    an_exercise_is_written_in_the_page(site, tmp_path)
+    a_bug_of_the_museum_is_found(site, tmp_path)
 
 
 def test_the_front_page_claims_what_readme_claims() -> None:

@@ -7,7 +7,9 @@ import json
 
 from ..figure import Figure
 
-NAMES = ("triangle", "batches", "schedule", "pages", "chunks", "prefixes", "overlap")
+NAMES = (
+    "triangle", "batches", "schedule", "pages", "chunks", "prefixes", "overlap", "replicas",
+)  # fmt: skip
 
 
 def figure(name: str) -> Figure:

@@ -1,24 +1,22 @@
-// Runs the figures in Python. One worker for each page; the page ends it if a run takes too long.
+// Runs Python for a page, which ends this worker if a call takes too long. See python.js.
 //
-// In:  {id, name, values}            draw a figure with the values of its controls
+// In:  {name, args, says}            call a function of the module; with `says`, it can send events
 // Out: {ready: true} or {failed}     Python has started, or cannot
-//      {id, svg, words, answer}      a drawing
-//      {id, error}                   what the figure has raised
+//      {event}                       what the function says meanwhile
+//      {answer} or {error}           what it returns, or the last line of what it raises
 
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
+const MODULES = { figures: "milestones.book.figures", exercises: "milestones.book.workbench" };
+const purpose = new URLSearchParams(location.search).get("for");
 const address = (name) => new URL(name, import.meta.url).href;
 
 async function start() {
-  const files = fetch(address("ladder.zip")).then((answer) => answer.arrayBuffer());
+  const files = fetch(address(`${purpose}.zip`)).then((answer) => answer.arrayBuffer());
   const python = await loadPyodide({ indexURL: address("pyodide/") });
   python.unpackArchive(await files, "zip", { extractDir: "/ladder" });
-  python.runPython(`
-    import sys
-    sys.path.insert(0, "/ladder")
-    from milestones.book.figures import drawn
-  `);
-  return python.globals.get("drawn");
+  python.runPython(`import sys; sys.path.insert(0, "/ladder")`);
+  return python.pyimport(MODULES[purpose]);
 }
 
 const started = start();
@@ -33,11 +31,13 @@ function errorOf(message) {
   return named.at(-1) ?? message.trim().split("\n").at(-1);
 }
 
-onmessage = async ({ data: { id, name, values } }) => {
-  const drawn = await started;
+const say = (event) => postMessage({ event: JSON.parse(event) });
+
+onmessage = async ({ data: { name, args, says } }) => {
+  const module = await started;
   try {
-    postMessage({ id, ...JSON.parse(drawn(name, JSON.stringify(values))) });
+    postMessage({ answer: JSON.parse(module[name](...args, ...(says ? [say] : []))) });
   } catch (error) {
-    postMessage({ id, error: errorOf(String(error.message ?? error)) });
+    postMessage({ error: errorOf(String(error.message ?? error)) });
   }
 };

@@ -24,7 +24,7 @@ DATA = ROOT / "slides" / "data"
 RESULTS = ROOT / "milestones" / "docs" / "results"
 # The worked examples that a build also writes as pages of the player: `slides/workloads.py`. They
 # are the same three requests on each milestone, and a retraction. The handouts link to their steps.
-RUN_PAGES = ("m2_example", "m3_retract", "m4_example", "m5_example")
+RUN_PAGES = ("m1_example", "m2_example", "m3_retract", "m4_example", "m5_example")
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -41,7 +41,7 @@ def page_text(staging: Staging, tour: Lesson, stop: Stop, made: str) -> str:
     return (
         f"---\nnosearch: true\n---\n\n# {lower} to {upper}, stop {stop.number}: {stop.title}\n\n"
         f"{stop.teaches} Lines {lines}. In a terminal: `{command}`. "
-        f"The chapter is [here](../{upper}.md#the-difference).\n\n{staging.html(made)}"
+        f"[The chapter](../{upper}.md#the-difference) has the idea.\n\n{staging.html(made)}"
     )
 
 

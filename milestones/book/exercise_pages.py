@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -30,11 +31,14 @@ def lay_out(staging: Staging, files: ExerciseFiles) -> None:
         text = staging.linked(page_text(exercise), handout)
         editor = staging.html(html_of(exercise, files))
         staging.write(page_of(exercise), text.replace(EDITOR, editor))
-        heading = f"## {exercise.id}: {exercise.title}\n"
-        link = f"\n[Write it in the browser]({Path(page_of(exercise)).name})\n"
-        staging.change(
-            handout, lambda text, old=heading, new=heading + link: text.replace(old, new)
-        )
+        staging.change(handout, partial(with_link, exercise))
+
+
+def with_link(exercise: Exercise, handout: str) -> str:
+    """Return a handout with a link to the page of an exercise, below its heading."""
+    heading = f"## {exercise.id}: {exercise.title}\n"
+    link = f"[Write it in the browser]({Path(page_of(exercise)).name})"
+    return handout.replace(heading, f"{heading}\n{link}\n")
 
 
 def page_of(exercise: Exercise) -> str:

@@ -20,8 +20,10 @@ from milestones.book import browser_files, command
 from milestones.book.figures import NAMES
 from milestones.book.staging import PAGES, Staging
 from milestones.course.museum.exhibit import exhibits
+from slides.facts import RUN_PAGES
 from tests.conftest import ROOT
 from tests.helpers.browser import Tab, tab
+from tests.slides.test_slide_runs import CLAIMS
 
 
 def test_links_lead_to_pages_of_the_site_or_nowhere(tmp_path: Path) -> None:
@@ -60,6 +62,14 @@ def test_each_figure_is_in_a_chapter() -> None:
     chapters = (ROOT / "milestones/book/pages").glob("*.md")
     text = "".join(chapter.read_text("utf-8") for chapter in chapters)
     assert sorted(re.findall(r"```\{live\} (\w+)", text)) == sorted(NAMES)
+
+
+def test_what_a_chapter_says_of_a_run_is_what_the_handout_says() -> None:
+    chapters = (ROOT / "milestones/book/pages").glob("*.md")
+    text = "".join(chapter.read_text("utf-8") for chapter in chapters)
+    steps = re.findall(r"```\{frame\} slides/dist/run_(\w+)\.html#step=(\d+)", text)
+    assert {(name, int(step)) for name, step in steps} < CLAIMS.keys()
+    assert {name for name, _ in steps} == {*RUN_PAGES}
 
 
 def test_a_browser_gets_the_files_of_the_engines_and_no_others(tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ def state(name: str, step: int, request: str) -> str:
 
 # What a handout says about a step: `(run, step): (words, whether it is so)`.
 CLAIMS: dict[tuple[str, int], tuple[str, Callable[[], bool]]] = {
+    ("m1_example", 5): ("A ends, and B and C still wait", lambda: (
+        state("m1_example", 5, "A") == "length"
+        and example("m1_example", 5)["waiting"] == ["B", "C"])),
+    ("m1_example", 6): ("B computes the 5 tokens of its prompt", lambda: (
+        example("m1_example", 6)["batches"] == [{"B": 5}])),
     ("m2_example", 1): ("A and B hold the two rows, and C waits", lambda: (
         example("m2_example", 1)["waiting"] == ["C"]
         and {r["row"] for n, r in example("m2_example", 1)["requests"].items() if n in "AB"}

@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..chain import ROOT
@@ -44,8 +45,11 @@ def main(args: argparse.Namespace) -> int:
         raise BookError("the site needs Sphinx: python -m milestones extras book")
     out: Path = args.out.resolve()
     fetch(BUILD / "npm")
-    build_slides()
-    staging, exercises = Staging(BUILD / "book"), ExerciseFiles()
+    with ThreadPoolExecutor() as pool:
+        slides = pool.submit(build_slides)  # another process
+        exercises = ExerciseFiles()
+        slides.result()
+    staging = Staging(BUILD / "book")
     staging.fill()
     exercise_pages.lay_out(staging, exercises)
     diff_pages.lay_out(staging)

@@ -167,9 +167,13 @@ EDITOR = "document.querySelector('section.exercise')"
 REPORT = "document.querySelector('.exercise .report')"
 
 
-def write(page: Tab, file: str, text: str) -> None:
-    """Let the storage of the browser have a text, as the editor keeps it, and load the page."""
-    version = f"JSON.parse({EDITOR}.dataset.exercise).versions[{file!r}]"
+def write(page: Tab, file: str, text: str, version: str | None = None) -> None:
+    """Let the storage of the browser have a text, as the editor keeps it, and load the page.
+
+    version: of the course that the text began with; today's by default.
+    """
+    today = f"JSON.parse({EDITOR}.dataset.exercise).versions[{file!r}]"
+    version = json.dumps(version) if version else today
     page.evaluate(
         "import(document.querySelector('script[src*=book]').src.replace(/book.js.*/, 'saved.js'))"
         f".then((saved) => saved.keepCode({file!r}, {json.dumps(text)}, {version}))"
@@ -215,6 +219,22 @@ def an_exercise_is_written_in_the_page(site: str, folder: Path) -> None:
         assert "while True" in str(page.evaluate("document.querySelector('.cm-content').innerText"))
         page.wait_until(f"{EDITOR}.dataset.python === 'ready'")
         assert page.errors == []
+
+
+def the_text_of_an_older_course_is_never_lost(site: str, folder: Path) -> None:
+    file = "m4_radix/radix_cache.py"
+    old = (ROOT / file).read_text("utf-8").replace("class TreeNode:", "class OldNode:")
+    with tab(folder, f"{site}/milestones/m4_radix/m4_1.html") as page:
+        page.wait_until("!!document.querySelector('.cm-content')")
+        write(page, file, old, version="an older one")
+        kept = f"JSON.parse(localStorage['book.code.{file}'])"
+        page.wait_until("!!document.querySelector('.renewal .added')")
+        assert page.evaluate(f"{kept}.text") == old, "the editor has it until the reader chooses"
+        page.evaluate("document.querySelector('.renewal button').click()")
+        page.wait_until("document.querySelector('.renewal').hidden")
+        assert "class TreeNode:" in str(page.evaluate(f"{kept}.text"))
+        assert page.evaluate(f"{kept}.earlier[0]") == old
+        assert "an older one" not in str(page.evaluate(f"{kept}.version"))
 
 
 def the_keyboard_leaves_the_editor(site: str, folder: Path) -> None:
@@ -283,6 +303,7 @@ def test_a_reader_uses_the_figures(site: str, tmp_path: Path) -> None:
     an_endless_loop_ends(site, tmp_path)
     a_question_comes_before_its_answer(site, tmp_path)
     the_keyboard_leaves_the_editor(site, tmp_path)
+    the_text_of_an_older_course_is_never_lost(site, tmp_path)
     an_exercise_is_written_in_the_page(site, tmp_path)
     a_bug_of_the_museum_is_found(site, tmp_path)
 

@@ -6,6 +6,7 @@ import * as saved from "./saved.js";
 
 const TEST_SECONDS = 10; // of a test, as in `check`
 const OTHER_SECONDS = 60; // to import and to collect
+const LABELS = { "Break it": "What you expect", Checkpoint: "Your answer" };
 
 function made(tag, words, kind) {
   const element = document.createElement(tag);
@@ -184,28 +185,30 @@ class Exercise {
   }
 }
 
-// A question of the handout is asked before its answer unfolds. The words are kept.
+// A question of the handout is asked before its answer unfolds. The words are kept, and go into
+// ANSWERS.md. A checkpoint has no answer to unfold.
 class Question {
-  constructor(id, part, fold) {
+  constructor(id, part, place, fold) {
     this.fold = fold;
-    const label = made("label", part === "Break it" ? "What you expect" : "Your prediction");
+    const label = made("label", LABELS[part] ?? "Your prediction");
     this.field = document.createElement("textarea");
     this.field.rows = 2;
     this.field.value = saved.answer(id, part);
     label.append(this.field);
     const form = document.createElement("form");
     form.className = "prediction";
-    form.append(label, made("button", "Keep it, and show the answer"));
+    form.append(label, made("button", fold ? "Keep it, and show the answer" : "Keep it"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       saved.keepAnswer(id, part, this.field.value.trim());
       this.unfold();
     });
-    fold.before(form);
+    place(form);
     this.unfold();
   }
 
   unfold() {
+    if (!this.fold) return;
     const answered = Boolean(this.field.value.trim());
     this.fold.hidden = !answered;
     this.fold.open = answered;
@@ -216,12 +219,15 @@ function ask(id) {
   let part = "";
   let predictions = 0;
   for (const element of document.querySelectorAll("article p > strong, article details")) {
-    if (element.tagName === "STRONG") part = element.textContent.replace(".", "");
-    else if (element.querySelector("summary")?.textContent === "Answer") {
+    const before = (form) => element.before(form);
+    if (element.tagName === "STRONG") {
+      part = element.textContent.replace(".", "");
+      if (part === "Checkpoint") new Question(id, part, (form) => element.parentElement.after(form));
+    } else if (element.querySelector("summary")?.textContent === "Answer") {
       if (part === "Predict") {
         predictions += 1;
-        new Question(id, predictions > 1 ? `Prediction ${predictions}` : "Prediction", element);
-      } else if (part === "Break it") new Question(id, part, element);
+        new Question(id, predictions > 1 ? `Prediction ${predictions}` : "Prediction", before, element);
+      } else if (part === "Break it") new Question(id, part, before, element);
     }
   }
 }

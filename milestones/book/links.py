@@ -14,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 ADDRESS = re.compile(r'<(?P<tag>\w+)\b[^>]*?\s(?:href|src|srcset|poster)="(?P<link>[^"]*)"')
 PLACE = re.compile(r'\s(?:id|name)="([^"]*)"')
+SCRIPT = re.compile(r"(<script\b[^>]*>).*?</script>", re.DOTALL)
+OF_A_SCRIPT = re.compile(r"/|.*=")  # the number of a slide, or the step of a run
 LEAVES = {"a"}  # a link of this tag may lead to another host, because the reader decides
 SAYS_WHERE = 'rel="canonical"'  # a tag that says where this page is, and loads nothing
 OWN_ROOT = {"404.html"}  # a server shows it at any depth
@@ -22,7 +24,7 @@ OWN_ROOT = {"404.html"}  # a server shows it at any depth
 def faults(site: Path) -> list[str]:
     """Return what is wrong with the links of all pages below a folder, one line for each."""
     texts = {
-        path.relative_to(site).as_posix(): path.read_text(encoding="utf-8")
+        path.relative_to(site).as_posix(): SCRIPT.sub(r"\1", path.read_text(encoding="utf-8"))
         for path in sorted(site.rglob("*.html"))
     }
     places = {page: {unescape(name) for name in PLACE.findall(t)} for page, t in texts.items()}
@@ -57,6 +59,8 @@ def _fault(tag: str, link: str, page: str, site: Path, places: dict[str, set[str
     if target.startswith("..") or not (site / target).is_file():
         return "no such file"
     anchor = unquote(parts.fragment)
-    if anchor and target in places and anchor not in places[target] and "=" not in anchor:
+    if OF_A_SCRIPT.match(anchor):
+        return None
+    if anchor and target in places and anchor not in places[target]:
         return "no such place on the page"
     return None

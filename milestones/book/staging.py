@@ -23,7 +23,7 @@ REPOSITORY = os.environ.get("LADDER_REPOSITORY", "")  # such as https://example.
 BUILT = "slides/dist"
 CHAPTERS = "milestones/book/pages"  # they stand at the top of the site
 PAGES = (
-    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "milestones/README.md",
+    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "milestones/README.md",
     *(f"milestones/docs/{name}.md" for name in (
         "TOUR", "GLOSSARY", "WHERE", "QUESTIONS", "INSIDE", "USING", "MODELS", "SERVING", "SCALING",
         "SPEED", "RIVALS", "UPSTREAM", "TERM",
@@ -34,6 +34,7 @@ PAGES = (
 )  # fmt: skip
 CODE = {".py": "python", ".toml": "toml", ".c": "c", ".js": "javascript", ".sh": "bash"}
 PICTURES = (".svg", ".png", ".gif")
+OUT_OF_SLIDES = re.compile(r'\bhref="(\.\./\.\./[^"]+)"')  # to a page of this repository
 # A fence, code in a line, a link or a picture, or an address in an HTML tag.
 MARKED = re.compile(
     r"(?P<code>^```.*?^```|`[^`\n]+`)"
@@ -61,9 +62,13 @@ class Staging:
         for page in (*(path.relative_to(ROOT).as_posix() for path in chapters), *PAGES):
             self.write(staged(page), self.linked((ROOT / page).read_text("utf-8"), page))
         for page in self.built:
-            copy = self.folder / "_extra" / page
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / page, copy)
+            text = (ROOT / page).read_text("utf-8")
+            self.write(
+                f"_extra/{page}",
+                OUT_OF_SLIDES.sub(
+                    lambda found, page=page: f'href="{self._address(found[1], page)}"', text
+                ),
+            )
         for name in sorted(self.code):
             self.write(f"code/{name}.md", code_page(name))
 
@@ -111,6 +116,10 @@ class Staging:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), name))
         if path in PAGES:  # Sphinx does not follow links in HTML
             return f"{name.removesuffix('.md')}.html{mark}{anchor}"
+        if Path(path).suffix in CODE and (ROOT / path).is_file():
+            self.code.add(path)
+            there = posixpath.relpath(f"code/{path}.html", posixpath.dirname(staged(page)) or ".")
+            return f"{there}{mark}{anchor}"
         if path.endswith(PICTURES) and (ROOT / path).is_file():
             copy = self.folder / "_extra" / path
             copy.parent.mkdir(parents=True, exist_ok=True)

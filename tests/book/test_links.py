@@ -18,6 +18,8 @@ SITE = "https://example.org/ladder/"
         ('<a href="sub/">', None),
         ('<a href="#here">', None),
         ('<a href="sub/b.html?x=1#step=4">', None),
+        ('<a href="sub/b.html#/3">', None),
+        ('<script>say(`<a href="${x}">`)</script>', None),
         ('<a href="https://example.org">', None),
         ('<img class="p" src="data:image/png;base64,">', None),
         ('<link rel="canonical" href="https://example.org/ladder/a.html">', None),

@@ -1,5 +1,6 @@
 """What the site puts in the place of a comment in a chapter: tables that are made from the course.
 
+<!-- road of m3 -->         the chapters as steps of a ladder, and which of them this one is
 <!-- exercises of m3 -->    its exercises, with links to their pages
 <!-- stops of m3 -->        the stops of the difference to the milestone below
 <!-- names of m3 -->        its rows of WHERE.md: names of vLLM and SGLang
@@ -10,12 +11,12 @@ from __future__ import annotations
 import posixpath
 import re
 
-from ..chain import ROOT
+from ..chain import ROOT, milestones, short
 from . import diff_pages, exercise_pages
-from .staging import Staging
+from .staging import CHAPTERS, Staging
 
 WHERE = "milestones/docs/WHERE.md"
-COMMENT = re.compile(r"<!-- (exercises|stops|names) of (m\d) -->")
+COMMENT = re.compile(r"<!-- (road|exercises|stops|names) of (m\d) -->")
 ROW = re.compile(r"^\| (?P<name>.*?) \| (?P<meaning>.*?) \| (?P<ours>.*?) \| (?P<other>.*?) ?\|$")
 OF_FIRST = re.compile(r"^`[\w.]+` in `(engine|scheduler|model_runner|schedule_batch)\.py`$")
 
@@ -23,13 +24,24 @@ OF_FIRST = re.compile(r"^`[\w.]+` in `(engine|scheduler|model_runner|schedule_ba
 def fill(staging: Staging) -> None:
     """Fill the chapters, which stand at the top of the site."""
     tables = {
-        "exercises": exercise_pages.listed, "stops": diff_pages.listed, "names": names_of,
+        "road": road, "exercises": exercise_pages.listed, "stops": diff_pages.listed,
+        "names": names_of,
     }  # fmt: skip
     for chapter in sorted(staging.folder.glob("*.md")):
         staging.change(
             chapter.name,
             lambda text: COMMENT.sub(lambda found: tables[found[1]](found[2]), text),
         )
+
+
+def road(milestone: str) -> str:
+    """Return links to the chapters of all milestones. milestone: that of this chapter."""
+    steps = []
+    for name in map(short, milestones()):
+        title = (ROOT / CHAPTERS / f"{name}.md").read_text("utf-8").partition("\n")[0]
+        here = ' aria-current="step"' if name == milestone else ""
+        steps.append(f'<li><a href="{name}.html"{here}>{title.removeprefix("# ")}</a></li>')
+    return f'<nav class="road" aria-label="The chapters"><ol>{"".join(steps)}</ol></nav>'
 
 
 def names_of(milestone: str) -> str:

@@ -82,7 +82,8 @@ class VirtualClock(Clock):
         self._thread = threading.local()  # `work`: what this thread computes for the device
 
     def now(self) -> float:
-        return self.host_time
+        """Return the time of the host, or inside of work of the device, the time in this work."""
+        return self.host_time if self.work is None else self.work.end
 
     def sleep(self, seconds: float) -> None:
         self.host_time += max(0.0, seconds)

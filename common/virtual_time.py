@@ -94,6 +94,15 @@ def use_virtual_time(engine: Any, costs: StepCosts | None = None) -> VirtualCloc
     """
     clock = engine.clock = VirtualClock(costs or StepCosts())
     core = engine.core
+    charge_steps(core, clock)
+    costs_module = type(core).__module__.rpartition(".")[0] + ".virtual_costs"
+    if importlib.util.find_spec(costs_module) is not None:
+        clock.words += importlib.import_module(costs_module).add_costs(engine, clock)
+    return clock
+
+
+def charge_steps(core: Any, clock: VirtualClock) -> None:
+    """Let the steps of a core take time on a clock."""
     runner = core.runner
 
     def host_works(batch: Any, part: float) -> None:
@@ -135,10 +144,6 @@ def use_virtual_time(engine: Any, costs: StepCosts | None = None) -> VirtualCloc
         wrap(runner.graphs, "run", replay)
     else:
         wrap(runner, "run", run)
-    costs_module = type(core).__module__.rpartition(".")[0] + ".virtual_costs"
-    if importlib.util.find_spec(costs_module) is not None:
-        clock.words += importlib.import_module(costs_module).add_costs(engine, clock)
-    return clock
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:

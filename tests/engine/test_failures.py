@@ -6,6 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from common.engine_core import EngineCoreOutput
 from common.failure_search import FailureSearch
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
+from milestones.lab.instruments.audit import sides
 from milestones.lab.instruments.hash_model import expected_tokens, hash_model
 from tests.conftest import EngineFactory, assert_idle, build_engine
 from tests.exercises.by_hand import make_request
@@ -189,14 +191,14 @@ def test_a_failure_of_a_request_that_has_ended_since(milestone: str) -> None:
 def test_a_failure_does_not_undo_another_request_for_ever(milestone: str) -> None:
     """I5: `b` joins in the last step of `a`, fails before it is launched, and undoes that step."""
     engine: Any = build_engine(milestone, hash_model(), max_num_seqs=1, enable_overlap=True)
-    prepare = engine.core.runner.inputs.prepare
 
-    def failing(batch: Any, *args: Any) -> Any:
+    def failing(prepare: Any, batch: Any, *args: Any) -> Any:
         if any(request.request_id == "b" for request in batch.requests):
             raise Broken("boom")
         return prepare(batch, *args)
 
-    engine.core.runner.inputs.prepare = failing
+    for inputs in [side.runner.inputs for side in sides(engine)]:
+        inputs.prepare = partial(failing, inputs.prepare)
     finals = run(engine, {"a": [1, 2], "b": [3, 4], "c": [5, 6]})
     assert finals["b"].outputs[0].finish_reason == "error"
     for name, prompt in (("a", [1, 2]), ("c", [5, 6])):

@@ -17,6 +17,7 @@ import pytest
 
 from common import EngineDeadError, LoadedModel, guard, llm_engine
 from common.guard import HeldInterrupts, interrupts_held
+from milestones.lab.instruments.audit import sides
 from milestones.lab.instruments.hash_model import expected_tokens, hash_model
 from milestones.lab.instruments.streams import EarlyStream
 from tests.conftest import MILESTONES, ROOT, EngineFactory, assert_idle, build_engine
@@ -69,9 +70,10 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
 def engine_in_one_thread(milestone: str, model: LoadedModel | None = None, **config: Any) -> Any:
     """Return an engine on the hash model. Its forwards run in the main thread."""
     engine: Any = build_engine(milestone, model or hash_model(), **config)
-    if hasattr(engine.core.runner, "stream"):
-        engine.core.runner.stream.close()
-        engine.core.runner.stream = EarlyStream()
+    for runner in [side.runner for side in sides(engine)]:
+        for name in {"stream", "send_stream"} & vars(runner).keys():
+            getattr(runner, name).close()
+            setattr(runner, name, EarlyStream())
     return engine
 
 

@@ -126,6 +126,7 @@ def test_the_shortest_prompt_has_none(make_engine: EngineFactory) -> None:
 
 
 @pytest.mark.since("m3_paged")
+@pytest.mark.before("disaggregated")  # they arrive together with the pages
 def test_an_aborted_request_has_those_of_its_chunks(make_engine: EngineFactory) -> None:
     engine = make_engine(max_num_batched_tokens=4)
     name = engine.add_request(PROMPT, scored())

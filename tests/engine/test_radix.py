@@ -135,6 +135,7 @@ def test_the_same_prompt_three_times(
     assert stats.prefill_tokens == 3 * length - 2 * reusable
 
 
+@pytest.mark.before("disaggregated")  # prompts are computed where no answer is
 def test_the_next_turn_reuses_the_answer(make_engine: EngineFactory) -> None:
     """Generated tokens are cached too, except the last one: no step has computed its KV."""
     engine = make_engine(page_size=1)
@@ -157,6 +158,7 @@ def test_a_cold_prefix_is_computed_once(make_engine: EngineFactory) -> None:
     assert [o.metrics.num_cached_tokens for o in outputs] == [0, 40, 40, 40, 40, 40]
 
 
+@pytest.mark.before("disaggregated")  # it also waits for pages
 def test_no_request_waits_for_a_prefix_that_it_does_not_share(make_engine: EngineFactory) -> None:
     engine = make_engine(page_size=4)
     for name, prompt in (("a", [1] * 40), ("b", [1] * 40), ("c", [2] * 40)):

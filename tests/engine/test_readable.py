@@ -36,6 +36,8 @@ FILES = ("attention.py", "model_input.py", "model_runner.py")
 # Functions of these files that do not run in the test, and why.
 EXCEPTIONS = {
     "ModelRunner.synchronize": "only after a failed forward",
+    "PrefillRunner.end_sends": "only after a failed send",
+    "PrefillRunner.mark_sends": "only if an attempt is stopped",
     "InputBuilder.lora_rows": "only with adapters",
     "InputBuilder._places_of_outputs": "only with penalties",
     "ModelRunner.copy_pages.work": "only if a page goes to host memory or back",

@@ -130,7 +130,7 @@ def test_a_gpu_is_not_emulated(module_of: ModuleOf) -> None:
         module_of("stream").open_stream(torch.device("cuda"), 10.0)
 
 
-@pytest.mark.before("multi_step", "speculative")
+@pytest.mark.before("multi_step", "speculative", "disaggregated")
 def test_a_step_returns_while_the_next_one_runs(
     make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -215,7 +215,7 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: Engin
     assert_one_answer("tiny-llama", finals["goes on"][-1], 20)
 
 
-@pytest.mark.before("multi_step")
+@pytest.mark.before("multi_step", "disaggregated")
 def test_overlapping_changes_no_step(make_engine: EngineFactory) -> None:
     """If all ends are known in advance, the overlapped loop runs the same steps as the serial."""
     shapes = []
@@ -240,6 +240,7 @@ def test_it_waits_for_the_result_when_memory_is_short(make_engine: EngineFactory
         assert_one_answer("tiny-llama", output, 16)
 
 
+@pytest.mark.before("disaggregated")  # a step there is of two sides
 def test_a_prefix_in_flight_is_waited_for(make_engine: EngineFactory) -> None:
     """Of requests with the same prefix, one computes it. The others join without a lost step."""
     counts = []
@@ -306,7 +307,7 @@ def test_the_suite_runs_on_the_stream_it_was_asked_for(make_engine: EngineFactor
     assert engine.config.enable_overlap == (conftest.MODE != "serial")
 
 
-@pytest.mark.before("speculative")
+@pytest.mark.before("speculative", "disaggregated")
 def test_leaving_with_a_step_in_flight(milestone: str) -> None:
     """The interpreter ends without an error, although the engine was not closed."""
     program = (

@@ -7,6 +7,7 @@ after the next step has been planned.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from common import EngineConfig, LoadedModel
+from milestones.lab.instruments.audit import sides
 from milestones.lab.instruments.hash_model import hash_model
 from milestones.lab.instruments.streams import HandEvent, LateStream, Work
 from tests.helpers.fake_paged import expected_tokens, kv_of, next_token
@@ -127,6 +129,13 @@ class HashRunner:
         self.num_launches = 0
         self.adapters: dict[int, int] = {}  # by slot: the number of the load
         self.fails: Callable[[], bool] = bool  # asked by each forward, before it is computed
+
+    @functools.cached_property
+    def prefill_runner(self) -> Any:
+        """Return the runner of the other side, for an engine that has two."""
+        from tests.helpers.fake_sides import HashPrefillRunner
+
+        return HashPrefillRunner(self)
 
     def launch(self, batch: Any, table: Any) -> HashResult:
         self.num_launches += 1
@@ -240,6 +249,20 @@ class HashRunner:
         return page * self.page_size + position % self.page_size
 
 
+def clear_free_pages(core: Any) -> None:
+    """Clear the free pages of a core after its steps in flight. See `poison_free_pages`."""
+    runner, allocator = core.runner, core.scheduler.kv_cache.allocator
+    pages = list(allocator.free_pages)
+    runner.free_pages = allocator.free_pages
+    may_be_written = hasattr(core, "receiver")
+
+    def clear() -> None:
+        free = set(allocator.free_pages) if may_be_written else pages
+        runner.forget([page for page in pages if page in free])
+
+    runner.computed = runner.launch_after_copies(clear)
+
+
 def hash_engine(
     module: ModuleType,
     stream: LateStream,
@@ -265,10 +288,8 @@ def hash_engine(
         def audit(self) -> None:
             """Check the invariants, and clear free pages after the steps in flight have run."""
             self.check_invariants()
-            allocator = self.core.scheduler.kv_cache.allocator
-            pages = list(allocator.free_pages)
-            runner.free_pages = allocator.free_pages
-            runner.computed = runner.launch_after_copies(lambda: runner.forget(pages))
+            for core in sides(self):
+                clear_free_pages(core)
 
     settings = EngineConfig(model="hash-model", num_pages=num_pages, max_model_len=200, **config)
     runner = runner_class(num_pages, settings.page_size, stream)

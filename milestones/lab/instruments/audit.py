@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...chain import load
@@ -31,15 +32,15 @@ def audited_engine_class(milestone: str, mode: str) -> type[LLMEngine]:
     class AuditedEngine(engine_class):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            runner = self.core.runner
-            if hasattr(runner, "stream"):
-                if mode in STREAMS:
-                    runner.stream = STREAMS[mode]()
-                if mode in STREAMS and hasattr(runner, "copy_stream"):
-                    runner.copy_stream = STREAMS[mode]()
+            if hasattr(self.core.runner, "stream"):
+                for side in sides(self) if mode in STREAMS else ():
+                    for name in ("stream", "copy_stream", "send_stream"):
+                        if hasattr(side.runner, name):
+                            setattr(side.runner, name, STREAMS[mode]())
                 # Static steps as on a GPU, of sizes with gaps that end below the largest batch.
                 # This covers padding and batches without a graph.
-                runner.graphs.sizes = [2, 3, 5, 12] if self.has_static_steps() else []
+                sizes = [2, 3, 5, 12] if self.has_static_steps() else []
+                self.core.runner.graphs.sizes = sizes
             poison_free_pages(self)
 
         def has_static_steps(self) -> bool:
@@ -55,6 +56,12 @@ def audited_engine_class(milestone: str, mode: str) -> type[LLMEngine]:
                 return outputs
 
     return AuditedEngine
+
+
+def sides(engine: Any) -> list[Any]:
+    """Return the cores of an engine: one, or its decode side and its prefill side."""
+    core = engine.core
+    return [core, core.prefill] if hasattr(core, "prefill") else [core]
 
 
 def audit(engine: LLMEngine) -> None:
@@ -78,11 +85,16 @@ def poison_free_pages(engine: LLMEngine) -> None:
     a step in flight may still read a page that was just freed, but a later step may not. Copies may
     read it too, so the work waits for them as a forward does.
     """
-    kv_cache: Any = getattr(engine.core.scheduler, "kv_cache", None)
+    for core in sides(engine):
+        _poison_pool(core)
+
+
+def _poison_pool(core: Any) -> None:
+    kv_cache: Any = getattr(core.scheduler, "kv_cache", None)
     allocator = getattr(kv_cache, "allocator", None)
     if allocator is None:
         return
-    runner: Any = engine.core.runner  # type: ignore[attr-defined]
+    runner: Any = core.runner
     memories, pages = (*runner.kv_pool.keys, *runner.kv_pool.values), [0, *allocator.free_pages]
     states: Any = getattr(runner, "states", None)  # of an engine with recurrent states
     slots = list(kv_cache.free_rows) if states else []
@@ -90,13 +102,27 @@ def poison_free_pages(engine: LLMEngine) -> None:
         slots += [states.num_rows + slot for slot in group.free_slots]
 
     def poison() -> None:
+        # Another engine writes to a page that is allocated again, and waits for no forward here.
+        is_target = hasattr(core, "receiver")
+        still_free = {0, *allocator.free_pages} if is_target else {*pages}
+        filled = [page for page in pages if page in still_free]
         for memory in memories:
-            memory[:, pages] = poison_of(memory)
+            memory[:, filled] = poison_of(memory)
         for part in states.parts.values() if states else ():
             part[slots] = math.nan
 
     if not hasattr(runner, "stream"):
         poison()
+        return
+    if hasattr(core, "receiver"):
+        poisoned = runner.stream.launch(poison)
+        if not isinstance(runner.stream, LateStream):  # on a thread, a page could be filled late
+            with suppress(BaseException):  # of a forward before it
+                poisoned.wait()
+        return
+    if hasattr(runner, "send_stream"):  # a page that was freed may still be sent
+        sent, wait = runner.reusable, sys.modules[type(runner).__module__].wait_in_stream
+        runner.stream.launch(lambda: (wait(sent), poison()))
         return
     if not hasattr(runner, "copy_stream"):
         runner.stream.launch(poison)

@@ -194,7 +194,8 @@ def rows(milestone: str, *sizes: float) -> list[Row]:
 
 @pytest.mark.thorough("it measures whole tables")
 @pytest.mark.parametrize("name", [
-    "m3_paged", "m4_radix", "priority", "agents", "embedding", "hybrid_memory", "kv_quant",
+    "m3_paged", "m4_radix", "priority", "agents", "disaggregated", "embedding", "hybrid_memory",
+    "kv_quant",
 ])  # fmt: skip
 def test_the_counters_are_those_of_the_handout(name: str) -> None:
     columns = MEASUREMENTS[short(name)].columns

@@ -25,6 +25,7 @@ LARGE = [  # and the number of stops
     ("m2_continuous", "m3_paged", 6),
     ("m3_paged", "m4_radix", 4),
     ("m4_radix", "m5_overlap", 3),
+    ("m5_overlap", "disaggregated", 4),
     ("m5_overlap", "hybrid_memory", 5),
     ("m5_overlap", "lora", 4),
     ("m5_overlap", "priority", 4),

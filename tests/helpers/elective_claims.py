@@ -15,6 +15,8 @@ from tests.electives import test_invariance as invariance
 from tests.exercises import test_agents_1 as agents_1
 from tests.exercises import test_agents_2 as agents_2
 from tests.exercises import test_agents_3 as agents_3
+from tests.exercises import test_disaggregated_1 as disaggregated_1
+from tests.exercises import test_disaggregated_2 as disaggregated_2
 from tests.exercises import test_embedding_1 as embedding_1
 from tests.exercises import test_embedding_2 as embedding_2
 from tests.exercises import test_hybrid_memory_1 as hybrid_memory_1
@@ -192,6 +194,13 @@ CLAIMS: dict[str, Claim] = {
                  [copies_of_two_pauses]),
     "agents.3": (["The mean is 20 s", "below 2 s", "of the long pause is 5.3"],
                  [one_pause_of_191_seconds]),
+    "disaggregated.1": (["The first step sends page 0", "The second step sends pages 1 and 2"], [
+        disaggregated_1.test_a_page_is_sent_by_the_step_that_completes_it,
+    ]),
+    "disaggregated.2": (["Seven pages are free", "all ten are"], [
+        disaggregated_2.test_no_other_request_gets_the_pages_of_a_dropped_attempt,
+        disaggregated_2.test_a_confirmed_end_frees_the_pages_once,
+    ]),
     "embedding.1": (["`MEAN` gives (0.6, 0.8), and with one dimension (1)",
                      "`LAST` gives (0, 0)"], [vectors_of_three_tokens]),
     "embedding.2": (["`MEAN` in all three steps, and `LAST` only in the third",

@@ -75,7 +75,8 @@ core.close()
 # Exercises of plain data: `check` runs their tests without torch, so it answers in two seconds.
 PLAIN_EXERCISES = [
     "m1.1", "m2.1", "m2.2", "m2.3", "m3.1", "m3.3", "m3.4", "m4.1", "m4.2", "m4.3", "m4.4",
-    "m4.5", "m5.3", "agents.1", "agents.2", "agents.3", "hybrid_memory.1",
+    "m4.5", "m5.3", "agents.1", "agents.2", "agents.3", "disaggregated.1",
+    "disaggregated.2", "hybrid_memory.1",
     "hybrid_memory.2", "hybrid_memory.3", "multi_step.1", "multi_step.2", "priority.1",
     "priority.2", "speculative.1",
 ]  # fmt: skip

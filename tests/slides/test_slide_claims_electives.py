@@ -48,6 +48,7 @@ ANSWER, LOOPS, SWAPS, WAITS, POOLED, BESIDE, ADAPTERS = (
 PAGES, STATES = recorded("hybrid_pages"), recorded("hybrid_states")
 POLICIES = recorded("agents_policies")
 PACKED = {row["engine"]: row for row in recorded("kv_quant_memory")["rows"]}
+LATENCIES = {row["machines"]: row for row in recorded("disaggregated_latencies")["rows"]}
 LOGPROBS = {row["variant"]: row["logprobs"] for row in recorded("invariance_answers")["rows"]}
 RIGHT, WRONG = CASE["right"], CASE["wrong"]
 ROWS = [run["after_reset"]["pages"][0] for run in (RIGHT, WRONG)]
@@ -226,6 +227,20 @@ KV_QUANT: Claims = [
     ("A better answer that depends on the load", lambda: (
         catalog.find("kv_quant.1").mistake == "one_scale_for_a_step")),
 ]  # fmt: skip
+DISAGGREGATED: Claims = [
+    ("The first step sends **page 0**, the second step sends **pages 1 and 2**", lambda: (
+        is_run("disaggregated.1"))),
+    ("# The latency between tokens is steady, the first token comes later", lambda: (
+        2 * LATENCIES["two_sides"]["itl_p99"] < LATENCIES["chunks_256"]["itl_p99"]
+        and LATENCIES["two_sides"]["ttft_p50"] > LATENCIES["chunks_256"]["ttft_p50"])),
+    ("Chunks of 64 are close in the first number, and worse in the second", lambda: (
+        LATENCIES["chunks_64"]["itl_p99"] < 1.5 * LATENCIES["two_sides"]["itl_p99"]
+        and LATENCIES["chunks_64"]["ttft_p50"] > LATENCIES["two_sides"]["ttft_p50"])),
+    ("With 32 layers, 31 of them are sent while others are computed", lambda: (
+        LATENCIES["two_sides"]["sent"][1] == f"{31 / 32:.0%}")),
+    ("stopped again and again, and ends with an error", lambda: (
+        catalog.find("disaggregated.2").mistake == "a_fixed_time_limit")),
+]  # fmt: skip
 INVARIANCE: Claims = [
     ("**At position 20**, the first token that is decoded", lambda: is_run("invariance.1")),
     ("bfloat16 is not the cause: with a fixed order, it gives one answer", lambda: (
@@ -316,6 +331,7 @@ CLAIMS = {
         *STRUCTURED,
         *PRIORITIES,
         *AGENTS,
+        *DISAGGREGATED,
         *KV_QUANT,
         *INVARIANCE,
         *EMBEDDINGS,

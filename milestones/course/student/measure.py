@@ -30,6 +30,7 @@ from ...chain import find_engine, short
 from ..delta import ROOT
 from . import measure_agents as agents
 from . import measure_counters as counters
+from . import measure_disaggregated as disaggregated
 from . import measure_electives as electives
 from . import measure_invariance as invariance
 from . import measure_kv_quant as kv_quant
@@ -82,6 +83,15 @@ MORE = {
         kv_quant.by_bits, EMBEDDED_MODEL, (8, 7, 6, 5, 4, 3),
         "With each bit less, the divergence is some four times larger. Eight bits change the text's"
         " probability little, and some answers early.",
+    )),
+    "load": ("disaggregated", "more and more prompts", Measurement(
+        (
+            "ms", "prefill load", "64: ITL p99", "TTFT p95", "256: ITL p99", "TTFT p95",
+            "apart: ITL p99", "TTFT p95",
+        ),
+        disaggregated.by_load, TINY, (160, 80, 60, 50, 40),
+        "When prompts keep more than one machine busy, one prefill side is not enough. Times are"
+        " virtual milliseconds.",
     )),
     "contexts": ("kv_quant", "the time of a step against its context", Measurement(
         ("context", "KV, MB, m5", "KV, MB", "ms, m5", "ms", "ratio"),
@@ -180,6 +190,12 @@ MEASUREMENTS = {
         kv_quant.by_memory, TINY, (32, 48, 96),
         "In the same memory, lines of 8 bits hold some three times as many tokens, so more "
         "requests run at once, and fewer steps serve them all.",
+    ),
+    "disaggregated": Measurement(
+        ("machines", "ITL p50", "ITL p99", "TTFT p50", "TTFT p95", "MB", "hidden"),
+        disaggregated.by_chunk, TINY, (64, 256, 1024),
+        "Two sides have the best latency between tokens, and not the best time to the first one."
+        " Times are virtual milliseconds.",
     ),
     "embedding": Measurement(
         (

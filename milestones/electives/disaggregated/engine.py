@@ -28,7 +28,17 @@ from .m5_engine import LLMEngine as M5LLMEngine
 from .prefill import PrefillScheduler
 from .receiver import Receiver
 from .schedule_batch import ScheduleBatch
-from .transport import Abort, Alive, Bootstrap, End, Heartbeat, Layout, Message, Pages, Transport
+from .transport import (
+    Abort,
+    Alive,
+    Bootstrap,
+    End,
+    Heartbeat,
+    Message,
+    Pages,
+    Transport,
+    layout_of,
+)
 
 if TYPE_CHECKING:
     from .model_runner import ModelRunner, PrefillRunner, StepResult
@@ -196,34 +206,6 @@ class EngineCore(M5EngineCore):
         self.scheduler.join_running()
         super().send_back()
 
-    def restart_prefill(self) -> None:
-        """Replace the prefill side by a new one, as after the death of its process."""
-        self.prefill.undo_steps_in_flight()
-        self.prefill.runner.end_sends()
-        self.transport.lose("prefill")
-        now = self.prefill.now
-        self.prefill = PrefillCore(self.config, self.prefill.runner, self.transport)
-        self.prefill.now = now
-
-    def restart_decode(self) -> None:
-        """Lose the memory of the decode side. Its requests begin again, with their tokens.
-
-        Tokens that clients have got are part of a request, so the answer goes on exactly there.
-        """
-        self.undo_steps_in_flight()
-        requests = [*self.scheduler.with_rows, *self.scheduler.waiting]
-        for attempt in self.receiver.requests:
-            self.transport.windows.close(attempt)
-        self.transport.lose("decode")
-        counters, numbers = self.scheduler.counters, self.receiver.numbers
-        self.scheduler = DecodeScheduler(self.config, self.runner.kv_pool.num_pages)
-        self.scheduler.counters = counters
-        self.receiver = Receiver(self.scheduler, self.transport, layout_of(self.config))
-        self.receiver.numbers = numbers
-        for request in requests:
-            request.row, request.num_computed_tokens = None, 0
-            self.scheduler.add_request(request)
-
     def reset_prefix_cache(self) -> int:
         """Free the cached pages of both sides. Return the number of those of the decode side."""
         self.prefill.reset_prefix_cache()
@@ -262,8 +244,3 @@ class LLMEngine(M5LLMEngine):
     def queued_requests(self) -> list[Request]:
         scheduler = self.core.scheduler
         return [*scheduler.waiting, *scheduler.with_rows, *self.search.held]
-
-
-def layout_of(config: EngineConfig) -> Layout:
-    """Return what both sides must agree on, because a page is copied byte by byte."""
-    return (config.model, config.page_size, config.dtype, config.quantization)

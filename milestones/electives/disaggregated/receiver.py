@@ -123,7 +123,7 @@ class Receiver:
         """Let a request be tried again, or end it if it has failed too often."""
         attempt = self.attempts[request]
         self.drop(request)
-        self._release(attempt)  # whoever stopped the attempt writes no more
+        self._release(attempt)  # an attempt that was stopped writes no more
         self.failures[request] += 1
         if self.failures[request] < MOST_ATTEMPTS or request not in self.scheduler.prealloc_queue:
             return []

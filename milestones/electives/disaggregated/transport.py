@@ -21,11 +21,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from common import Request
+from common import EngineConfig, Request
 from common.engine_core import SampledToken
 
 Side = Literal["prefill", "decode"]
 Layout = tuple[object, ...]  # what the bytes of a page mean: model, page size, dtype
+
+
+def layout_of(config: EngineConfig) -> Layout:
+    """Return what both sides must agree on, because a page is copied byte by byte."""
+    return (config.model, config.page_size, config.dtype, config.quantization)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Each side has a host and a device of its own. A message arrives at the time at which it was sent, so
 a side that is behind sees it later. The pages of tiny models would take no time. Here a token has
-the bytes of a model of 8 billion parameters (Llama 3.1: 32 layers, 8 KV heads of 128, 2 bytes).
+the bytes of a model of 8 billion parameters (Llama 3.1: 32 layers, 8 KV heads of 128, 2 bytes), and
+each layer of the tiny model stands for several of its layers, which are sent one after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from common.virtual_time import charge_steps, wrap
 
 from .engine import LLMEngine
 
-TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
+NUM_LAYERS = 32
+TOKEN_BYTES = 2 * NUM_LAYERS * 8 * 128 * 2
 GIGABYTES_PER_SECOND = 25.0  # a network card of 200 Gbit/s
 
 
@@ -28,11 +30,10 @@ class Link:
         self.clock = clock
         self.runner = core.prefill.runner
         self.num_layers = len(self.runner.kv_pool.keys)
-        page_bytes = TOKEN_BYTES * core.config.page_size
-        self.layer_seconds = page_bytes / self.num_layers / GIGABYTES_PER_SECOND / 1e9
-        self.page_bytes = page_bytes
+        self.page_bytes = TOKEN_BYTES * core.config.page_size
+        self.page_seconds = self.page_bytes / GIGABYTES_PER_SECOND / 1e9
         self.forward_seconds = 0.0  # of the step that is computed
-        self.ready: dict[tuple[int, int, int], float] = {}  # by attempt, first page and layer
+        self.begins: dict[tuple[int, int, int], float] = {}  # by attempt, first page and layer
         self.steps: list[tuple[Any, Any]] = []  # the events of forwards, and of their sends
 
     def add_costs(self) -> None:
@@ -49,31 +50,42 @@ class Link:
     @property
     def seconds(self) -> float:
         """The time in which the link was busy."""
-        return self.runner.num_pages_sent * self.layer_seconds * self.num_layers
+        return self.runner.num_pages_sent * self.page_seconds
 
     @property
     def exposed_seconds(self) -> float:
         """The time in which a step was computed, and its pages were still being sent."""
         return sum(max(0.0, sent.work.end - done.work.end) for done, sent in self.steps)
 
+    @property
+    def busy_seconds(self) -> float:
+        """The time in which the device of the prefill side computed."""
+        return sum(end - begin for begin, end in self.runner.stream.spans)
+
     def _compute(self, original: Callable[..., Any], step: Any) -> Any:
         self.forward_seconds = self.clock.costs.forward_seconds(step.inputs.input_ids.numel())
         return original(step)
 
     def _send_layer(self, original: Callable[..., None], layer: int) -> None:
+        """Note when a layer is ready. A layer that the forward stored unseen is sent after it."""
         work = self.clock.work
         assert work is not None, "layers are stored by the device"
-        share = 1.0 if work.num_forwards else (layer + 1) / self.num_layers
-        begin = work.end - (self.forward_seconds if work.num_forwards else 0.0)
+        ready = work.end
+        if work.num_forwards == 0:  # its time is charged when the forward ends
+            ready += (layer + 1) / self.num_layers * self.forward_seconds
+        num_pages = sum(len(send.sources) for send in self.runner.sends)
+        seconds = num_pages * self.page_seconds / self.num_layers
+        # The first of the large model's layers can be sent when it is ready.
+        early = min(seconds, self.forward_seconds / self.num_layers)
+        begin = ready - (1 - self.num_layers / NUM_LAYERS) * early
         for send in self.runner.sends:
-            place = (send.attempt, send.first, layer)
-            self.ready[place] = begin + share * self.forward_seconds
+            self.begins[send.attempt, send.first, layer] = begin
         original(layer)
 
     def _copy(self, original: Callable[..., None], layer: int, send: Any) -> None:
         original(layer, send)
-        self.clock.wait_until(self.ready.pop((send.attempt, send.first, layer)))
-        self.clock.charge(len(send.sources) * self.layer_seconds)
+        self.clock.wait_until(self.begins.pop((send.attempt, send.first, layer)))
+        self.clock.charge(len(send.sources) * self.page_seconds / self.num_layers)
 
     def _settle(self, original: Callable[..., Any], result: Any) -> Any:
         sent = original(result)

@@ -80,17 +80,12 @@ class StepsInFlight:
         else:
             self.kv_cache.free(request)
 
-    def tokens_written(self) -> Counter[Request]:
-        """Return how many tokens of each request the steps in flight write, between two steps."""
-        written = Counter[Request]()
+    def check_invariants(self, running: list[Request]) -> None:
+        """Raise `AssertionError` if, between two steps, a length or an owner is wrong."""
+        written = Counter[Request]()  # tokens that are being computed
         for batch in self.batches:
             assert not batch.is_advanced, "I1: a placeholder is left behind"
             written.update(dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True)))
-        return written
-
-    def check_invariants(self, running: list[Request]) -> None:
-        """Raise `AssertionError` if, between two steps, a length or an owner is wrong."""
-        written = self.tokens_written()
         assert all(request in written for request in self.finished), (
             f"I3: {self.finished} have finished and hold pages that no step in flight writes"
         )

@@ -14,7 +14,7 @@ until the prefill side has confirmed that it writes them no more, or is declared
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 
 from common import EngineConfig, EngineStats, FinishReason, Request
@@ -147,7 +147,10 @@ class DecodeScheduler(Scheduler):
             assert request.num_computed_tokens == 0 and request.row is None, (
                 f"I3: {request} waits, but it holds KV"
             )
-        written = self.in_flight.tokens_written()
+        written = Counter[Request]()
+        for batch in self.in_flight.batches:
+            assert not batch.is_advanced, "I1: a placeholder is left behind"
+            written.update(dict(batch.tokens_per_request()))
         receiving = [*self.transfer_queue, *self.stand_ins.values()]
         for request in receiving:  # memory is allocated for all their tokens
             written[request] += request.num_tokens - request.num_computed_tokens

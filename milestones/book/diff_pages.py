@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from functools import partial
+from functools import cache, partial
 
-from ..chain import ROOT, below, milestones, short
+from ..chain import ROOT, below, find_engine, milestones, short
 from ..course.diff.lesson import Lesson, Stop, lesson
 from ..course.diff.lesson_html import Body, style
 from ..course.diff.lesson_text import counts
@@ -16,16 +16,21 @@ FOLDER = "diffs"
 BLOCKS = re.compile(r"^ *:root \{\n(.*?)^ *\}", re.MULTILINE | re.DOTALL)  # of colours
 
 
+@cache
+def tours() -> dict[str, Lesson]:
+    """Return the lesson of each milestone that has another one below it."""
+    pairs = [(below(upper), upper) for upper in milestones()]
+    return {upper: lesson(lower, upper) for lower, upper in pairs if lower is not None}
+
+
 def lay_out(staging: Staging) -> None:
     """Write the pages of all stops."""
-    for lower, upper in ((below(name), name) for name in milestones()):
-        if lower is not None:
-            tour = lesson(lower, upper)
-            body = Body(tour, numbers_of(tour), partial(address, staging), ROOT)
-            for stop in tour.stops:
-                entries = "".join(map(body.entry, stop.entries))
-                made = f'<div class="lesson">{entries}</div>'
-                staging.write(page_of(upper, stop.number), page_text(staging, tour, stop, made))
+    for upper, tour in tours().items():
+        body = Body(tour, numbers_of(tour), partial(address, staging), ROOT)
+        for stop in tour.stops:
+            entries = "".join(map(body.entry, stop.entries))
+            made = f'<div class="lesson">{entries}</div>'
+            staging.write(page_of(upper, stop.number), page_text(staging, tour, stop, made))
 
 
 def page_of(milestone: str, number: int) -> str:
@@ -52,11 +57,9 @@ def numbers_of(tour: Lesson) -> dict[str, int]:
 
 def listed(name: str) -> str:
     """Return the stops of a milestone as a table, with links for a page at the top."""
-    milestone = next(m for m in milestones() if short(m) == name)
-    lower = below(milestone)
-    assert lower is not None, f"{name} has nothing below it"
+    milestone = find_engine(name)
     rows = ["| stop | it teaches | lines |", "|---|---|---|"]
-    for stop in lesson(lower, milestone).stops:
+    for stop in tours()[milestone].stops:
         link = f"[{stop.number}. {stop.title}]({page_of(milestone, stop.number)})"
         rows.append(f"| {link} | {stop.teaches} | {counts(stop)[0]} |")
     return "\n".join(rows)

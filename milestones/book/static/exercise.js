@@ -197,10 +197,13 @@ class Question {
     label.append(this.field);
     const form = document.createElement("form");
     form.className = "prediction";
-    form.append(label, made("button", fold ? "Keep it, and show the answer" : "Keep it"));
+    const button = made("button", fold ? "Keep it, and show the answer" : "Keep it");
+    form.append(label, button);
+    this.field.addEventListener("input", () => { if (!fold) button.textContent = "Keep it"; });
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       saved.keepAnswer(id, part, this.field.value.trim());
+      if (!fold) button.textContent = "Kept";
       this.unfold();
     });
     place(form);

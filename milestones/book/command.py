@@ -1,5 +1,6 @@
 """Make the book: a web site with the course, in which the engines run.
 
+The slides are built first, because the chapters show them. This fails if a recorded run is stale.
 The site is in build/site. It needs a web server, but no network:
 
     python -m milestones extras book        # once: Sphinx; Node.js must be there, too

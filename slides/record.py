@@ -33,6 +33,7 @@ from .record_ideas import IDEAS, PAGED, ROWS, TINY, mixed_lengths
 from .record_lanes import LANES, WITH_GRAMMARS
 from .record_measured import MEASURED, OF_THIS_MACHINE
 from .record_mistakes import MISTAKES
+from .record_sides import SIDES
 from .record_steps import STEPS
 from .workloads import EXAMPLES, PROMPTS, config_of, params_of
 
@@ -232,6 +233,7 @@ EQUAL: Runs = {
     **LANES,
     **LESSONS,
     **MEASURED,
+    **SIDES,
     **STEPS,
     **GRAMMARS,
 }
@@ -249,5 +251,6 @@ RECORDERS = {
     "slides/record_mistakes.py": MISTAKES,
     "slides/record_electives.py": {**LESSONS, **GRAMMARS},
     "slides/record_measured.py": {**MEASURED, **OF_THIS_MACHINE},
+    "slides/record_sides.py": SIDES,
     "slides/record_steps.py": STEPS,
 }

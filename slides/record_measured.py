@@ -7,7 +7,6 @@ from typing import Any
 
 from milestones.course.student import measure_invariance
 from milestones.course.student.measure_agents import by_policy
-from milestones.course.student.measure_disaggregated import by_chunk
 from milestones.course.student.measure_kv_quant import by_memory
 
 from .record_ideas import TINY
@@ -39,19 +38,6 @@ def memory(_name: str) -> Json:
     return {"rows": rows}
 
 
-def latencies(_name: str) -> Json:
-    """Return a row for two equal engines with chunks of each size, and one for two sides."""
-    names = ("chunks_64", "chunks_256", "chunks_1024", "two_sides")
-    rows = []
-    measured = by_chunk("disaggregated", TINY, (64, 256, 1024))
-    for name, (_, _, gap, first, first_p95, *sent) in zip(names, measured, strict=True):
-        rows.append({
-            "machines": name, "itl_p99": float(gap), "ttft_p50": int(first),
-            "ttft_p95": int(first_p95), "sent": [cell for cell in sent if cell],
-        })  # fmt: skip
-    return {"rows": rows}
-
-
 def answers(_name: str) -> Json:
     """Return how many texts and log probabilities one prompt has, for each variant."""
     rows = [
@@ -65,7 +51,6 @@ def answers(_name: str) -> Json:
 MEASURED: Runs = {
     "agents_policies": (("agents",), policies),
     "kv_quant_memory": (("kv_quant",), memory),
-    "disaggregated_latencies": (("disaggregated",), latencies),
 }
 # The bits of a sum, and so the number of different ones, are those of a kind of CPU.
 OF_THIS_MACHINE: Runs = {"invariance_answers": (("invariance",), answers)}

@@ -235,7 +235,7 @@ def test_a_dead_decode_side_leaves_nothing_on_the_other(module_of: ModuleOf) -> 
     engine.audit()
     old = set(engine.core.prefill.scheduler.transfers)
     assert len(old) == 1
-    last = None
+    last: Any = None
     while clock.time < 1.2 * LEASE_SECONDS:
         clock.time += 0.5
         last = next(iter(engine.step()), last)

@@ -51,10 +51,10 @@ class PrefillCore(M5EngineCore):
     """Computes prompts. It hears of requests, and answers, by messages only."""
 
     scheduler: PrefillScheduler
-    runner: PrefillRunner
+    runner: PrefillRunner  # type: ignore[assignment] # m5 knows one class of runners
 
     def __init__(self, config: EngineConfig, runner: PrefillRunner, transport: Transport) -> None:
-        super().__init__(config, runner)
+        super().__init__(config, runner)  # type: ignore[arg-type]
         self.scheduler = PrefillScheduler(config, runner.kv_pool.num_pages)
         self.transport = transport
         runner.windows = transport.windows

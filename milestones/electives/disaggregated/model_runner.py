@@ -21,12 +21,12 @@ from common import EngineConfig
 from .kv_pool import KVPool
 from .m5_model_runner import ModelRunner as M5ModelRunner
 from .m5_model_runner import Step as M5Step
-from .m5_model_runner import StepResult as M5StepResult
+from .m5_model_runner import StepResult
 from .schedule_batch import PageSend, ScheduleBatch
 from .stream import CudaEvent, Event, open_stream
 from .transport import Windows
 
-__all__ = ["ModelRunner", "PrefillRunner", "Step", "StepResult"]
+__all__ = ["ModelRunner", "PrefillRunner", "SendingResult", "Step", "StepResult"]
 
 
 class ModelRunner(M5ModelRunner):
@@ -53,7 +53,7 @@ class Step(M5Step):
     reusable: Event | None
 
 
-class StepResult(M5StepResult):
+class SendingResult(StepResult):
     """The tokens of a step. sent: set when the pages of the step are sent."""
 
     sent: Event | None = None
@@ -77,7 +77,7 @@ class SendingOps:
 class PrefillRunner(M5ModelRunner):
     """Computes prompts, and writes their pages to another pool, layer by layer."""
 
-    result_class = StepResult
+    result_class = SendingResult
     windows: Windows  # of the transport
 
     def __init__(self, model: PreTrainedModel, config: EngineConfig, target: KVPool) -> None:
@@ -92,12 +92,12 @@ class PrefillRunner(M5ModelRunner):
         self.unsent: dict[int, int] = {}  # layers of this step, by the address of their keys
         self.num_pages_sent = 0
 
-    def prepare(self, batch: ScheduleBatch) -> Step:  # type: ignore[override]
+    def prepare(self, batch: ScheduleBatch) -> Step:
         return Step(**vars(super().prepare(batch)), sends=batch.sends, reusable=self.reusable)
 
-    def run_step(self, step: M5Step, result: M5StepResult) -> None:
+    def run_step(self, step: M5Step, result: StepResult) -> None:
         super().run_step(step, result)
-        assert isinstance(result, StepResult)
+        assert isinstance(result, SendingResult)
         result.sent = self.sent
 
     def compute(self, step: M5Step) -> torch.Tensor:
@@ -150,13 +150,13 @@ class PrefillRunner(M5ModelRunner):
         """Return the event of all pages that have been sent so far."""
         return self.send_stream.launch(lambda: None)
 
-    def settle(self, result: M5StepResult) -> Event | None:
+    def settle(self, result: StepResult) -> Event | None:
         """Return the event of the pages that a step has sent. The host has its result.
 
         These pages may become free now. Steps that are launched from here on may write to them, so
         these steps wait for the event.
         """
-        assert isinstance(result, StepResult)
+        assert isinstance(result, SendingResult)
         self.reusable = result.sent
         return result.sent
 

@@ -122,7 +122,12 @@ def _poison_pool(core: Any) -> None:
         return
     if hasattr(runner, "send_stream"):  # a page that was freed may still be sent
         sent, wait = runner.reusable, sys.modules[type(runner).__module__].wait_in_stream
-        runner.stream.launch(lambda: (wait(sent), poison()))
+
+        def poison_after_sends() -> None:
+            wait(sent)
+            poison()
+
+        runner.stream.launch(poison_after_sends)
         return
     if not hasattr(runner, "copy_stream"):
         runner.stream.launch(poison)

@@ -88,6 +88,8 @@ class EngineConfig:
         elective lora has adapters.
     max_lora_rank: the largest rank of an adapter. Memory for `max_loras` adapters of this rank is
         allocated when the engine starts.
+    encoder_cache_size: the number of image tokens with embeddings that the encoder cache can hold.
+        An image with more tokens is refused. Only the elective vision has images.
     seed: makes the seeds of requests that have none reproducible. None: they are random.
     """
 
@@ -112,6 +114,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     max_loras: int = 4
     max_lora_rank: int = 16
+    encoder_cache_size: int = 8192
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -140,6 +143,7 @@ class EngineConfig:
         require_int("tensor_parallel_size", self.tensor_parallel_size, low=1, high=MOST_RANKS)
         require_int("max_loras", self.max_loras, low=1, high=MOST_LORAS)
         require_int("max_lora_rank", self.max_lora_rank, low=1, high=LARGEST_RANK)
+        require_int("encoder_cache_size", self.encoder_cache_size, low=1, high=LARGEST_COUNT)
         require_int("seed", self.seed, low=-LARGEST_INT - 1, optional=True)
         if self.readable:
             self._choose_readable()

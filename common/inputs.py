@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .validation import require_choice, require_float, require_int, require_text
 
@@ -19,17 +19,23 @@ NO_POOLING = (
     "this engine makes no embeddings; the elective embedding makes them, of models that have an "
     "output embedding"
 )
+NO_IMAGES = "this engine takes no images; the elective vision takes them"
 
 
 class TokensPrompt(NamedTuple):
-    """A prompt that is already tokenized, and optionally its text."""
+    """A prompt that is already tokenized, and optionally its text.
+
+    images: of a prompt with placeholders for images that the elective `vision` has expanded.
+    """
 
     prompt_token_ids: list[int]
     prompt: str | None = None
+    images: Any = None
 
 
-Prompt = str | Sequence[int] | TokensPrompt
-Message = dict[str, str]
+# A dict is a prompt with images, as in vLLM: {"prompt": text, "multi_modal_data": {"image": [...]}}
+Prompt = str | Sequence[int] | TokensPrompt | dict[str, Any]
+Message = dict[str, Any]  # with `role` and `content`: a text, or parts for the elective `vision`
 
 
 @dataclass(frozen=True)

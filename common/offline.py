@@ -193,7 +193,7 @@ class OfflineCalls(ABC):
 
 def _as_batch(prompts: Any) -> list[Any]:
     """Return one prompt, or several, as a list of prompts."""
-    if isinstance(prompts, (str, TokensPrompt)):
+    if isinstance(prompts, (str, TokensPrompt, dict)):
         return [prompts]
     require_list("prompts", prompts, "prompts or token ids, or a string")
     is_one = bool(prompts) and hasattr(prompts[0], "__index__")

@@ -113,6 +113,7 @@ class EngineStats:
     num_graph_replays: int = 0  # of these, steps that replayed a CUDA graph; 0 on a CPU
     num_draft_tokens: int = 0  # tokens that a drafter guessed and a step computed
     num_accepted_tokens: int = 0  # of these, guesses that were right
+    num_encoded_images: int = 0  # images that the vision encoder computed, some more than once
 
 
 @dataclass

@@ -80,6 +80,7 @@ class Request:
         self.priority = 0  # a lower value is more urgent; only engines with priorities use it
         self.agent_hint: Any = None  # of its conversation; only engines with hints use it
         self.adapter: Any = None  # its LoRA adapter; only engines with adapters use it
+        self.images: Any = None  # of its prompt, with their places; only engines with images use it
         self.arrival_time = arrival_time
         self.first_token_time: float | None = None
         self.finished_time: float | None = None

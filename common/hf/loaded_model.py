@@ -45,7 +45,8 @@ class LoadedModel:
     @property
     def num_positions(self) -> int | None:
         """Return the number of positions of the model, or None if it has no limit."""
-        limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        config = self.model.config.get_text_config()
+        limit: int | None = getattr(config, "max_position_embeddings", None)
         return limit if limit is None or limit > 0 else None  # XLNet means no limit by -1
 
     def resolve_max_model_len(self, config: EngineConfig) -> int:

@@ -17,7 +17,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -26,12 +25,12 @@ from transformers import (
 
 from ..config import EMBEDDED_MODEL
 from ..fast import read_stored
-from .tiny import ARCHITECTURES, HYBRID, RANDOM, SHAPES, TINY
+from .tiny import ARCHITECTURES, HYBRID, RANDOM, SHAPES, TINY, VISION, auto_class
 
 logger = logging.getLogger(__name__)
 
 OFFLINE_NAMES = [EMBEDDED_MODEL, *(RANDOM + name for name in SHAPES)]
-OFFLINE_NAMES += [TINY + name for name in (*ARCHITECTURES, *HYBRID)]
+OFFLINE_NAMES += [TINY + name for name in (*ARCHITECTURES, *HYBRID, *VISION)]
 SHOWN = 3  # the most names of weights in one message
 LAYER = re.compile(r"\.(\d+)\.")
 
@@ -122,7 +121,7 @@ def _load_weights(
     source: str, config: PretrainedConfig, dtype: torch.dtype | str
 ) -> PreTrainedModel:
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class(config).from_pretrained(
             source, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True,
             ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip

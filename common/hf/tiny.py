@@ -10,7 +10,7 @@ long as that of the real model.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice, product
 from typing import Any
 
@@ -18,6 +18,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -62,6 +64,24 @@ HYBRID: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# Models with a vision encoder: the fields of its configuration. All engines serve their text, and
+# the elective `vision` also images.
+VISION: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+    "qwen2_5_vl": {
+        "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "window_size": 16,
+        "fullatt_block_indexes": [1],
+    },
+}  # fmt: skip
+VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+# ChatML with parts: each image is one `<|image_pad|>` between its marks.
+VISION_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{ message['content'] }}",
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}{% endfor %}{% endif %}",
+)
+
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # of benchmarks: the architecture, its fields
     "qwen3-0.6b": (
         "qwen3",
@@ -99,9 +119,10 @@ def load_random(
 
 
 def _load_tiny(architecture: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if architecture not in (known := ARCHITECTURES | HYBRID):
+    if architecture not in (known := ARCHITECTURES | HYBRID | VISION):
         raise ValueError(_unknown(TINY + architecture, TINY, known))
-    tokenizer = byte_tokenizer()
+    sees = architecture in VISION
+    tokenizer = byte_tokenizer(more=VISION_TOKENS if sees else [])
     fields = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
@@ -110,11 +131,33 @@ def _load_tiny(architecture: str) -> tuple[PreTrainedModel, PreTrainedTokenizerB
         "num_attention_heads": 4,
         "max_position_embeddings": 512,
         "initializer_range": 0.3,  # large, so that the output varies
-        **known[architecture],
+        **({} if sees else known[architecture]),
     }
+    if sees:
+        tokenizer.chat_template = VISION_TEMPLATE
+        fields = _with_encoder(tokenizer, fields, VISION[architecture])
     return _random_model(
         architecture, tokenizer, fields, torch.device("cpu"), torch.float32
     ), tokenizer
+
+
+def _with_encoder(
+    tokenizer: PreTrainedTokenizerBase, text: dict[str, Any], encoder: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of a model with a vision encoder. text: those of its language model."""
+    eos, sections = tokenizer.eos_token_id, {"rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    start, end, image, video = map(tokenizer.convert_tokens_to_ids, VISION_TOKENS)
+    return {
+        "text_config": {
+            "num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", **sections},
+            "bos_token_id": None, "eos_token_id": eos, "pad_token_id": eos, **text,
+        },
+        "vision_config": {
+            "depth": 2, "num_heads": 2, "patch_size": 4, "initializer_range": 0.3, **encoder,
+        },
+        "vision_start_token_id": start, "vision_end_token_id": end, "image_token_id": image,
+        "video_token_id": video,
+    }  # fmt: skip
 
 
 def _unknown(name: str, prefix: str, known: Iterable[str]) -> str:
@@ -127,13 +170,17 @@ def _random_model(
     device: torch.device, dtype: torch.dtype,
 ) -> PreTrainedModel:  # fmt: skip
     eos = tokenizer.eos_token_id
-    config = config_class(architecture)(
-        **{"bos_token_id": None, "eos_token_id": eos, "pad_token_id": eos, **fields}
-    )
+    ends = {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": eos}
+    config = config_class(architecture)(**({} if architecture in VISION else ends), **fields)
     devices = [device] if device.type == "cuda" else []
     with _one_at_a_time, torch.random.fork_rng(devices=devices), device:
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        return auto_class(config).from_config(config, dtype=dtype).eval()
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """Return Hugging Face's class that makes a model of a configuration."""
+    return AutoModelForImageTextToText if config.model_type in VISION else AutoModelForCausalLM
 
 
 def config_class(architecture: str) -> Any:
@@ -143,11 +190,13 @@ def config_class(architecture: str) -> Any:
     return CONFIG_MAPPING[architecture]
 
 
-def byte_tokenizer(size: int = 256 + len(SPECIAL_TOKENS)) -> PreTrainedTokenizerBase:
+def byte_tokenizer(
+    size: int = 256 + len(SPECIAL_TOKENS), more: Sequence[str] = ()
+) -> PreTrainedTokenizerBase:
     """Return a tokenizer with one token for each byte, three special tokens, and ChatML.
 
     An emoji takes four tokens. With a larger `size`, there are also tokens of several bytes, which
-    are decoded but never made from text.
+    are decoded but never made from text. more: special tokens beside these.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = [character for character in alphabet if character.isascii() and character.isalpha()]
@@ -161,7 +210,7 @@ def byte_tokenizer(size: int = 256 + len(SPECIAL_TOKENS)) -> PreTrainedTokenizer
         tokenizer_object=tokenizer,
         eos_token=SPECIAL_TOKENS[0],
         pad_token=SPECIAL_TOKENS[0],
-        additional_special_tokens=SPECIAL_TOKENS[1:],
+        additional_special_tokens=[*SPECIAL_TOKENS[1:], *more],
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE

@@ -15,15 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import EngineConfig
 from ..hf.loaded_model import LoadedModel
-from ..inputs import NO_POOLING, Message, PoolingParams, Prompt, TokensPrompt
+from ..inputs import NO_IMAGES, NO_POOLING, Message, PoolingParams, Prompt, TokensPrompt
 from ..request import ParentRequest, Request
 from ..sampling.params import SamplingParams
 from ..validation import require_list, require_text, require_unicode, shown, size_of
 from .output_text import OutputText
 
 LONGEST_ID = 1000  # characters of a request id
-# Text of up to that many characters is always tokenized, which takes about 50 ms. An error message
-# can then say how many tokens the text has.
+# Shorter text is always tokenized (about 50 ms), so that an error can say how many tokens it has.
 TOKENIZED_CHARACTERS = 2**16
 NO_STRUCTURED_OUTPUTS = "this engine has no grammars; the elective structured_output has them"
 
@@ -75,7 +74,7 @@ class InputProcessor:
         """
         self.require_open()
         params = self._check_params(params)
-        token_ids, text = self.tokenize(prompt)
+        token_ids, text = self.tokenize(prompt)[:2]
         return Request(
             self._check_request_id(request_id),
             text,
@@ -117,7 +116,7 @@ class InputProcessor:
             raise ValueError(
                 "messages: this model's tokenizer has no chat template; use generate()"
             )
-        check_messages(messages)
+        self.check_messages(messages)
         try:
             text = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **variables
@@ -132,6 +131,22 @@ class InputProcessor:
         # The text already contains the special tokens: the template writes them.
         return TokensPrompt(self._encode("messages", text, add_special_tokens=False), text)
 
+    def check_messages(self, messages: Any) -> None:
+        """Raise `ValueError` unless `messages` is one conversation: a list of messages."""
+        require_list("messages", messages, "messages")
+        if not messages:
+            raise ValueError("messages must not be empty")
+        for one in messages:
+            if not isinstance(one, dict) or not {"role", "content"} <= one.keys():
+                raise ValueError(f"messages must be dicts with role and content, got {shown(one)}")
+            require_text("messages: role", one["role"])
+            self.check_content(one["content"])
+
+    def check_content(self, content: Any) -> None:
+        """Raise `ValueError` unless this can be the content of a message."""
+        if not isinstance(content, str):
+            raise ValueError(f"messages: content must be a string, got {shown(content)}")
+
     def _seed_of(self, params: SamplingParams) -> int:
         return self._seeds.getrandbits(63) if params.seed is None else params.seed
 
@@ -140,7 +155,9 @@ class InputProcessor:
             if not prompt:
                 raise ValueError("prompt must not be empty")
             return prompt, self._encode("prompt", prompt)
-        token_ids, text = prompt if isinstance(prompt, TokensPrompt) else (prompt, None)
+        if isinstance(prompt, dict):
+            raise ValueError(f"prompt: {NO_IMAGES}")
+        token_ids, text = prompt[:2] if isinstance(prompt, TokensPrompt) else (prompt, None)
         if text is not None:
             require_text("prompt", text)
         require_list("prompt", token_ids, "token ids, or a string")
@@ -225,21 +242,6 @@ class InputProcessor:
         if self.is_in_use(request_id):
             raise ValueError(f"request_id {request_id!r} belongs to a request not yet finished")
         return request_id
-
-
-def check_messages(messages: Any) -> None:
-    """Raise `ValueError` unless `messages` is one conversation: a list of messages."""
-    require_list("messages", messages, "messages")
-    if not messages:
-        raise ValueError("messages must not be empty")
-    for message in messages:
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise ValueError(
-                f"messages must be dicts with 'role' and 'content', got {shown(message)}"
-            )
-        require_text("messages: role", message["role"])
-        if not isinstance(message["content"], str):
-            raise ValueError(f"messages: content must be a string, got {shown(message['content'])}")
 
 
 @functools.lru_cache(maxsize=8)

@@ -30,6 +30,7 @@ LARGE = [  # and the number of stops
     ("m5_overlap", "lora", 4),
     ("m5_overlap", "priority", 4),
     ("m5_overlap", "structured_output", 5),
+    ("m5_overlap", "vision", 4),
     ("priority", "agents", 3),
 ]
 LONG = 1000  # added and removed lines of an elective, from which on it needs stops

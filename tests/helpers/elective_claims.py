@@ -35,6 +35,8 @@ from tests.exercises import test_speculative_1 as speculative_1
 from tests.exercises import test_speculative_2 as speculative_2
 from tests.exercises import test_structured_output_1 as structured_output_1
 from tests.exercises import test_structured_output_2 as structured_output_2
+from tests.exercises import test_vision_1 as vision_1
+from tests.exercises import test_vision_2 as vision_2
 from tests.exercises.by_hand import watch
 from tests.helpers.fake_grammars import END
 from tests.helpers.upper_claims import Claim
@@ -142,6 +144,25 @@ def queries_behind_a_border() -> None:
     kv_quant_2.test_a_chunk_border_changes_no_answer(16)
 
 
+def positions_of_three_prompts() -> None:
+    vision_1.test_tokens_after_the_prompt_go_on_from_its_largest_position()
+
+
+def a_chunk_before_an_image() -> None:
+    scheduler, cat = vision_2.scheduler_with(7), vision_2.DOG
+    cache = scheduler.encoder_cache
+    other = vision_2.request_with("A", vision_2.MAP, 1)
+    assert cache.hold(other, vision_2.MAP), "6 of 7 tokens"
+    request = vision_2.request_with("B", 1, 2, 3, cat)
+    assert scheduler.num_tokens_with_images(request, 7) == 3
+    request.num_computed_tokens = 3
+    for computed, expected in ((2, 0), (4, 0), (6, 4)):
+        other.num_computed_tokens = computed
+        cache.release_computed(other)
+        assert scheduler.num_tokens_with_images(request, 4) == expected
+    assert vision_2.cached(cache) == "dog", "4 and 6 tokens do not fit together"
+
+
 def adapters_in_two_slots() -> None:
     slots, adapters = lora_1.make_slots(2)
     lora_1.run(slots, adapters["A"])
@@ -233,6 +254,10 @@ CLAIMS: dict[str, Claim] = {
     "kv_quant.1": (["The scale is 1, and the integers are 127, 64, 0 and 0",
                     "off by 0, 0.4, 0.5 and 0"], [numbers_of_a_line]),
     "kv_quant.2": (["Those of the last four tokens"], [queries_behind_a_border]),
+    "vision.1": (["position 11", "index 24 and position 12", "9 would follow"],
+                 [positions_of_three_prompts]),
+    "vision.2": (["Three tokens", "after A has computed its image", "6 and 4 tokens do not fit"],
+                 [a_chunk_before_an_image]),
     "lora.1": (["C joins and gets the slot of B", "B waits, and the base request joins"],
                [adapters_in_two_slots]),
     "lora.2": (["Four small products", "rows 1, 2 and 5", "9,216 numbers, a 36th"],

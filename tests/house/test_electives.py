@@ -38,6 +38,7 @@ MOST_LINES = {
     "lora": 1000,
     "multi_step": 250,
     "priority": 750,  # two lessons: requests that make way, and pages that move to the host
+    "vision": 700,  # prompts with images, 100 lines, are none of its exercises
     "structured_output": 1050,  # grammars that a library compiles, after a trial; late sampling
 }  # lines of a lesson, without its demo
 COPIES = ("structured_output/stream.py",)  # four classes change, each by one line

@@ -78,7 +78,7 @@ PLAIN_EXERCISES = [
     "m4.5", "m5.3", "agents.1", "agents.2", "agents.3", "disaggregated.1",
     "disaggregated.2", "hybrid_memory.1",
     "hybrid_memory.2", "hybrid_memory.3", "multi_step.1", "multi_step.2", "priority.1",
-    "priority.2", "speculative.1",
+    "priority.2", "speculative.1", "vision.1", "vision.2",
 ]  # fmt: skip
 IMPORT_EACH = """
 import importlib, sys

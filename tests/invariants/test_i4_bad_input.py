@@ -77,7 +77,7 @@ BAD_REQUESTS: list[tuple[str, str, Refused]] = [
     ("prompt not a prompt", "prompt", lambda e: e.add_request(5)),  # type: ignore[arg-type]
     ("bytes", "prompt", lambda e: e.add_request(b"hello")),
     ("bytes to generate", "prompts", lambda e: e.generate(b"hello")),
-    ("a dict", "prompts", lambda e: e.generate({"prompt": "x"})),  # type: ignore[arg-type]
+    ("a dict", "prompt", lambda e: e.generate({"text": "x"})),
     ("prompt too long", "64.*max_model_len=64", lambda e: e.add_request([1] * 64)),
     ("id in flight", "request_id.*busy", lambda e: e.add_request([1], None, "busy")),
     ("id not a string", "request_id", lambda e: e.add_request([1], None, 7)),  # type: ignore[arg-type]
@@ -102,8 +102,8 @@ BAD_REQUESTS: list[tuple[str, str, Refused]] = [
     ("prompts from a generator", "prompts must be a list", lambda e: e.generate(t for t in "ab")),  # type: ignore[arg-type]
     ("params a number", "params must be a list of Samp.*got 5", lambda e: e.generate([1], 5)),  # type: ignore[arg-type]
     ("params from a generator", "params must be a list", lambda e: e.generate([1], iter([None]))),  # type: ignore[arg-type]
-    ("no content", "content.*None", lambda e: e.chat([{"role": "user", "content": None}])),  # type: ignore[arg-type]
-    ("role a number", "role.*got 5", lambda e: e.chat([{"role": 5, "content": "a"}])),  # type: ignore[arg-type]
+    ("no content", "content.*None", lambda e: e.chat([{"role": "user", "content": None}])),
+    ("role a number", "role.*got 5", lambda e: e.chat([{"role": 5, "content": "a"}])),
     ("half a pair", "prompt must be valid Unicode", lambda e: e.add_request("a\ud800")),
     ("in a chat", "messages.*Unicode", lambda e: e.chat([{**HELLO, "content": "\udfff"}])),
     ("a huge token id", "prompt holds token id 9223", lambda e: e.add_request([1, 2**63])),

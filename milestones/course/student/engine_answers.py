@@ -27,6 +27,7 @@ from common import (
 from ...chain import engines, load, short
 from ...lab.instruments.audit import poison_of
 from ...lab.instruments.random_adapter import write_adapter
+from ...lab.instruments.random_images import prompt_of
 from ...lab.instruments.streams import EarlyStream, LateStream
 from .progress import ANSWERS
 
@@ -42,7 +43,11 @@ MOST_TOKENS = 20
 WITH_KERNELS = "with the Triton kernels, in an interpreter,"  # on a CPU, the engine calls others
 SHOWN = ("num_steps", "num_retractions", "padding_tokens", "cached_prompt_tokens")
 # For the electives.
-IN_TORCH = {"kv_quant": {"attention_backend": "torch"}}  # its exercises are in torch
+OWN_CONFIG: dict[str, dict[str, Any]] = {
+    "kv_quant": {"attention_backend": "torch"},  # its exercises are in torch
+    "vision": {"model": "tiny-qwen2_vl", "encoder_cache_size": 6},  # room for one image
+}
+IMAGES = {"1": [(1, 2, 2)], "3": [(2, 2, 2)], "6": [(1, 2, 3), (3, 2, 3)]}  # by request
 CLASSES = 3
 ANY = StructuredOutputsParams(regex=".*")  # `ClassGrammar` takes its place
 URGENT = ("5", "7")  # requests that preempt others
@@ -82,9 +87,9 @@ def keep(found: dict[str, Any]) -> None:
 def config_of(milestone: str, **fields: Any) -> EngineConfig:
     """Return the configuration of the engine of a milestone."""
     return EngineConfig(
-        model="tiny-llama", device="cpu", max_num_seqs=3, page_size=4, num_pages=14,
-        max_num_batched_tokens=64 if short(milestone) in ("m1", "m2") else 12, max_model_len=48,
-        **{**IN_TORCH.get(milestone, {}), **fields},
+        device="cpu", max_num_seqs=3, page_size=4, num_pages=14, max_model_len=48,
+        max_num_batched_tokens=64 if short(milestone) in ("m1", "m2") else 12,
+        **{"model": "tiny-llama", **OWN_CONFIG.get(milestone, {}), **fields},
     )  # fmt: skip
 
 
@@ -227,8 +232,7 @@ def arrives(engine: Any, name: str) -> int:
 
 
 def add_request(engine: Any, prompt: list[int], params: SamplingParams, name: str) -> None:
-    """Add a request. Those without stop tokens get a grammar; others are urgent, pooled
-    or have adapters."""
+    """Add a request. Some are urgent or pooled, or have a grammar, an adapter or images."""
     if has_embeddings(engine) and name in POOLED:
         engine.add_request(prompt, POOLED[name], name)
         return
@@ -237,6 +241,8 @@ def add_request(engine: Any, prompt: list[int], params: SamplingParams, name: st
     if has_adapters(engine) and (adapter := ADAPTER_OF.get(name)):
         path = engine.adapters.adapters[adapter].path
         engine.add_request(prompt, params, name, lora_request=LoRARequest(adapter, path))
+    elif hasattr(engine.core.scheduler, "encoder_cache") and name in IMAGES:
+        engine.add_request(prompt_of([*prompt[:3], *IMAGES[name], *prompt[3:]]), params, name)
     elif has_priorities(engine):
         hints = {"agent_hint": hint_of(name)} if has_hints(engine) else {}
         engine.add_request(prompt, params, name, priority=-int(name in URGENT), **hints)

@@ -51,7 +51,7 @@ class PoolingInputProcessor(InputProcessor):
                 f"dimensions must be at most {self.hidden_size}, the size of the model's hidden "
                 f"states, got {params.dimensions}"
             )
-        token_ids, text = self.tokenize(prompt, num_outputs=0)
+        token_ids, text = self.tokenize(prompt, num_outputs=0)[:2]
         return PoolingRequest(
             self._check_request_id(request_id),
             text,

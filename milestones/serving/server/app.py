@@ -84,7 +84,7 @@ class Api:
     async def chat(self, call: ChatCall, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
         self.check(call.model)
-        messages = call.conversation(has_tools=self.has_tools)
+        messages = self.messages_of(call)
         params, tools = call.params(self.max_model_len), call.read_tools()
 
         async def prepare() -> Prepared:
@@ -94,6 +94,9 @@ class Api:
             return ChatFormat(name, self.tokens, params.logprobs or 0, tools), [prompt]
 
         return await self.answer(call, request, params, 1, prepare)
+
+    def messages_of(self, call: ChatCall) -> list[dict[str, Any]]:
+        return call.conversation(has_tools=self.has_tools, has_images=self.prompts.has_images)
 
     async def embed(self, call: EmbeddingCall, request: Request) -> Response:
         """Answer `/v1/embeddings`."""
@@ -143,8 +146,7 @@ class Api:
             if call.prompt is not None and call.messages is None:
                 (prompt,) = await self.prompts.read([call.prompt])
             elif call.messages is not None and call.prompt is None:
-                chat = ChatCall(messages=call.messages)
-                messages = chat.conversation(has_tools=self.has_tools)
+                messages = self.messages_of(ChatCall(messages=call.messages))
                 prompt = await self.prompts.read_chat(messages)
             else:
                 raise ApiError(400, "give either prompt or messages", param="prompt")

@@ -10,15 +10,20 @@ from common.validation import shown
 from .errors import ApiError, refused
 
 
-def conversation(messages: list[dict[str, Any]], *, has_tools: bool) -> list[dict[str, Any]]:
+def conversation(
+    messages: list[dict[str, Any]], *, has_tools: bool, has_images: bool = False
+) -> list[dict[str, Any]]:
     """Return messages with plain text as content, and with the arguments of calls as objects.
 
-    has_tools: whether messages may have tool calls, and the answers of tools.
+    A content with images stays a list of parts. has_tools: whether messages may have tool calls,
+    and the answers of tools. has_images: whether the engine takes images.
     """
-    return [_message(message, i, has_tools) for i, message in enumerate(messages)]
+    return [_message(message, i, has_tools, has_images) for i, message in enumerate(messages)]
 
 
-def _message(message: dict[str, Any], number: int, has_tools: bool) -> dict[str, Any]:
+def _message(
+    message: dict[str, Any], number: int, has_tools: bool, has_images: bool
+) -> dict[str, Any]:
     """Return a message for the chat template, with its other keys as variables of the template.
 
     An answer of a model may have no content.
@@ -35,7 +40,7 @@ def _message(message: dict[str, Any], number: int, has_tools: bool) -> dict[str,
             raise ValueError(f"messages: {name} must be a string, got {shown(kept[name])}")
     if "tool_calls" in kept:
         kept["tool_calls"] = _calls(kept["tool_calls"], f"messages.{number}.tool_calls")
-    content = _text_of(message.get("content"), number)
+    content = _content_of(message.get("content"), number, has_images)
     if content is None and kept.get("role") == "assistant":
         content = ""
     return {**kept, "content": content}
@@ -63,18 +68,37 @@ def _calls(given: Any, place: str) -> list[dict[str, Any]]:
     return calls
 
 
-def _text_of(content: Any, number: int) -> Any:
-    """Return the text of a content that may be a list of text parts."""
+def _content_of(content: Any, number: int, has_images: bool) -> Any:
+    """Return the text of a content that may be a list of parts; the parts, if one is an image."""
     if not isinstance(content, list):
         return content
-    texts = []
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or part.keys() - {
-            "type", "text", "cache_control",
-        } or not isinstance(part.get("text"), str):  # fmt: skip
+        if not _is_text(part) and not (has_images and _is_image(part)):
+            kinds = "'text' and 'image_url' are" if has_images else "'text' are"
             raise ApiError(
-                400, f"messages.{number}.content: only parts of type 'text' are supported, got "
+                400, f"messages.{number}.content: only parts of type {kinds} supported, got "
                 f"{shown(part)}", param="messages",
             )  # fmt: skip
-        texts.append(part["text"])
-    return "".join(texts)
+    if all(map(_is_text, content)):
+        return "".join(part["text"] for part in content)
+    return content
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.get("type") == "text"
+        and part.keys() <= {"type", "text", "cache_control"}
+        and isinstance(part.get("text"), str)
+    )
+
+
+def _is_image(part: Any) -> bool:
+    """Return whether this is an image. `detail` changes nothing here, as in vLLM."""
+    return (
+        isinstance(part, dict)
+        and part.get("type") == "image_url"
+        and part.keys() <= {"type", "image_url", "cache_control"}
+        and isinstance(url := part.get("image_url"), dict)
+        and url.keys() <= {"url", "detail"}
+    )

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from common import Prompt, TokensPrompt
-from common.text.input_processor import InputProcessor, check_messages
+from common.text.input_processor import InputProcessor
 from common.text.output_text import decoder_of
 from common.validation import require_int, require_list
 
@@ -40,6 +40,7 @@ class PromptReader:
         added = inputs.tokenizer.added_tokens_decoder.values()
         self._special = sorted(str(token.content) for token in added if token.special)
         self._set_here = set_here(inputs.tokenizer)
+        self.has_images = getattr(inputs, "placeholder", None) is not None  # of an elective
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     def stop(self) -> None:
@@ -96,7 +97,7 @@ class PromptReader:
 
     def _chat(self, messages: Sequence[Any], variables: dict[str, Any]) -> TokensPrompt:
         """Render messages. A special token in a message would end it and begin another one."""
-        check_messages(messages)
+        self._inputs.check_messages(messages)
         others = {name: value for name, value in variables.items() if name != "tools"}
         parts = {
             "messages": messages,

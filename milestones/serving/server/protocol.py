@@ -197,11 +197,11 @@ class ChatCall(Call):
         """Return the tools that the model may call, if there are any."""
         return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
-    def conversation(self, *, has_tools: bool) -> list[dict[str, Any]]:
-        """Return the messages as chat templates take them. has_tools: whether the server has."""
+    def conversation(self, *, has_tools: bool, has_images: bool = False) -> list[dict[str, Any]]:
+        """Return the messages as chat templates take them. has_...: whether the server has."""
         if self.tools and not has_tools:
             raise refused("tools", self.tools)
-        return conversation(self.messages, has_tools=has_tools)
+        return conversation(self.messages, has_tools=has_tools, has_images=has_images)
 
 
 class TokenizeCall(BaseModel):

@@ -40,6 +40,7 @@ def test_every_admission_is_recorded(make_engine: EngineFactory) -> None:
 
 
 @pytest.mark.since("m3_paged")
+@pytest.mark.before("disaggregated")  # its decode side has room for a token of each request
 def test_the_reason_to_wait(make_engine: EngineFactory) -> None:
     """Rows, the tokens of a step, and memory are short in turn."""
     reasons = {

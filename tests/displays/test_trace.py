@@ -64,6 +64,7 @@ def assert_nested(spans: list[Span]) -> None:
         open_until.append(span.end)
 
 
+@pytest.mark.before("disaggregated")  # its trace is that of the decode side
 def test_the_lanes(milestone: str) -> None:
     with bare_engine(milestone) as engine:
         data = traced_run(engine)
@@ -127,6 +128,7 @@ def test_a_failed_step_is_recorded(
     assert {found.finish_reason for found in finals.values()} == {"length"}
 
 
+@pytest.mark.before("disaggregated")  # its trace is that of the decode side
 def test_a_model_may_be_shared(milestone: str) -> None:
     """The trace does not have the forwards of another engine on the same model."""
     with bare_engine(milestone) as engine, bare_engine(milestone) as other:

@@ -86,6 +86,7 @@ def test_overlap_hides_the_host(milestone: str, make_engine: EngineFactory) -> N
     assert overlapped.seconds <= serial.seconds
 
 
+@pytest.mark.before("disaggregated")  # its lane is that of the decode side
 def test_padding_counts(make_engine: EngineFactory) -> None:
     """A forward is charged for the positions that it computes."""
     result = virtual_run(make_engine(**CONFIG), Workload(PROMPTS, [1] * 4, ignore_eos=True))

@@ -119,7 +119,10 @@ class DecodeScheduler(Scheduler):
         return super().schedule()
 
     def _admit_waiting(self, batch: ScheduleBatch) -> None:
-        """Let no request join: prompts are computed on the prefill side."""
+        """Let no request join, as prompts are computed elsewhere. Note why the oldest one waits."""
+        if self.waiting:
+            oldest, nothing = self.waiting[0], ScheduleBatch()
+            batch.add_result = self.admission.check(oldest, nothing, self.with_rows)
 
     def needs_result(self) -> bool:
         """Return whether a request that ends with the step in flight may avoid a retraction."""

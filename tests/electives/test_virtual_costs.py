@@ -14,6 +14,7 @@ from common.displays.workload import watch_forwards
 from common.virtual_time import use_virtual_time
 from milestones.chain import load
 from milestones.lab.instruments.random_adapter import write_adapter
+from milestones.lab.instruments.random_images import prompt_of
 from tests.conftest import EngineFactory, shared_model
 from tests.exercises.by_hand import make_request, watch
 from tests.helpers.oracle import greedy
@@ -103,3 +104,19 @@ def test_grammars_are_compiled_and_masks_are_filled() -> None:
             expected = compiling + 3 * COSTS.host_seconds(1) + forwards
             assert clock.now() - before == pytest.approx(expected)
     assert charged.count(0.00005) == 2 * 3
+
+
+@pytest.mark.since("vision")
+def test_an_image_takes_its_encoder(make_engine: EngineFactory) -> None:
+    """The forward waits for it, once: the second request finds its embeddings."""
+    engine: Any = make_engine("tiny-qwen2_vl")
+    use_virtual_time(engine)
+    image, seconds = (1, 3, 4), list[float]()
+    for start in (5, 6):  # so that the second prompt finds no prefix
+        with ExitStack() as undo:
+            spans = watch_forwards(engine, undo)
+            engine.generate(prompt_of([start, image, 7]), greedy(1, ignore_eos=True))
+            [(begin, end)] = spans.take()
+            seconds.append(end - begin)
+    plain = COSTS.forward_seconds(14)
+    assert seconds == pytest.approx([plain + 0.002 + 12 * 0.0002, plain])

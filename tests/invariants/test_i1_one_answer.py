@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.hf.tiny import ARCHITECTURES
+from common.hf.tiny import ARCHITECTURES, VISION
 from tests.conftest import EngineFactory, build_engine, plain_model, shared_model
 from tests.helpers.oracle import (
     assert_one_answer,
@@ -24,7 +24,7 @@ PROMPTS = [[7], [1, 2], list(range(40, 57)), list(range(200, 160, -1)), [9, 9, 9
 LENGTHS = [24, 1, 9, 17, 30, 2]
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES | VISION))
 def test_many_at_once_equal_generate(make_engine: EngineFactory, architecture: str) -> None:
     """There are more requests than rows. Requests join, leave, and reuse memory of others."""
     model = f"tiny-{architecture}"
@@ -41,7 +41,7 @@ def test_the_instrument_is_sharp() -> None:
         assert len(set(tokens)) > min(6, len(tokens) - 1), (architecture, tokens)
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES | VISION))
 def test_faster_modules_compute_the_same(architecture: str) -> None:
     """The loader's passes leave the logits of the plain model unchanged, for many batch sizes."""
     plain, ours = plain_model(f"tiny-{architecture}"), shared_model(f"tiny-{architecture}")

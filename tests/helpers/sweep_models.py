@@ -170,7 +170,7 @@ def page(tried: list[Row]) -> str:
         f"column: {', '.join(map(str, served))} of {len(tried)}.",
         "",
         "Models with a vision encoder are not in this list. The elective vision serves images with",
-        "`qwen2_vl` and `qwen2_5_vl`, and all milestones serve the text of these models. It refuses",
+        "`qwen2_vl` and `qwen2_5_vl`, and all milestones serve their text. The elective refuses",
         "other encoders by name, such as that of `qwen3_vl`.",
         "",
         "| model type | " + " | ".join(SWEPT) + " |",

@@ -43,7 +43,6 @@ class ImageRunner(HashRunner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.embedded: set[int] = set()  # digests
-        self.encoder = SimpleNamespace(num_encoded=0)
         self.encoded: Counter[int] = Counter()
         self.meanings: dict[int, list[Any]] = {}  # of the tokens of each launch
 

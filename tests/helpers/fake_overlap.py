@@ -116,6 +116,7 @@ class HashRunner:
         self.hidden_size = HIDDEN_SIZE  # for an engine that reads hidden states
         self.host_pool = HashHostPool(2 * num_pages)  # for an engine that has one
         self.lora = SimpleNamespace(shapes={}, stage=dict)  # for an engine with adapters
+        self.encoder = SimpleNamespace(num_encoded=0)  # for an engine with images
         self.copy_stream = type(stream)()
         self.copied: HandEvent | None = None
         self.is_copying = False

@@ -8,12 +8,14 @@ __path__.append(path_below(__name__))
 
 import copy  # noqa: E402
 from argparse import Namespace  # noqa: E402
+from dataclasses import replace  # noqa: E402
 from itertools import groupby  # noqa: E402
 
 from rich.console import Console  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 from common import EngineConfig, SamplingParams, TokensPrompt  # noqa: E402
+from common.displays.comparison import Figure, counter, workload_of  # noqa: E402
 from common.displays.dashboard import Dashboard  # noqa: E402
 from common.displays.demo import (  # noqa: E402
     engine_options,
@@ -26,16 +28,23 @@ from common.displays.demo import (  # noqa: E402
     say,
 )
 from common.displays.shapes import summary_table  # noqa: E402
+from common.hf.tiny import TINY, VISION  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
 
 from ....lab.instruments.random_images import Piece, image_of, prompt_of  # noqa: E402
+from ...demos import compare  # noqa: E402
 from .. import LLMEngine  # noqa: E402
 from ..kv_cache import IMAGE_KEY  # noqa: E402
 from ..radix_cache import TreeNode  # noqa: E402
 from .lanes import LivePanels  # noqa: E402
 from .panels import Panels  # noqa: E402
 
+NAME = __name__.split(".")[-2]
 MODEL = "tiny-qwen2_vl"
+FIGURES: dict[str, Figure] = {
+    "steps": counter("num_steps"),
+    "prompt tokens computed": counter("prefill_tokens"),
+}
 IMAGES: dict[str, tuple[int, int, int]] = {"dog": (1, 4, 5), "map": (2, 6, 6), "cat": (3, 3, 4)}
 NAMES = {image_of(*image).digest: name for name, image in IMAGES.items()}
 ASKED = ("dog", "dog", "map", "dog", "cat", "map", "cat", "dog")  # the images of the questions
@@ -48,26 +57,41 @@ LOOK = (
     "about an image finds its tokens in the prefix cache."
 )
 SEEN = (
-    "Each image was encoded once. A chunk may end inside an image, and the answer to a question "
-    "does not depend on that. The images and the model are random: read the counters, not the text."
+    "Each image was encoded once. Without images, the engine does the work of m5. The images and "
+    "the model are random: read the counters, not the text."
 )
 
 
 def main() -> None:
     """Ask questions about images. Show what was computed, and what was found in the caches."""
-    args = parser("Questions about images.", requests=8, max_tokens=16).parse_args()
+    options = parser("Questions about images.", requests=8, max_tokens=16)
+    options.set_defaults(model=MODEL)
+    args = options.parse_args()
     console = make_console(args)
     config = EngineConfig(
-        **engine_options(args) | {"model": MODEL}, max_num_seqs=6, page_size=4, num_pages=128,
+        **engine_options(args), max_num_seqs=6, page_size=4, num_pages=128,
         max_num_batched_tokens=BUDGET,
     )  # fmt: skip
-    with open_engine(LLMEngine, config, console) as engine:
-        in_virtual_time(engine, args, console)
+    with open_with_encoder(config, console) as engine:
+        costs = in_virtual_time(engine, args, console)
         look(console, LOOK)
         with recorded(engine, args, console) as trace:
-            serve(engine, trace.data, args, console)
+            prompts = serve(engine, trace.data, args, console)
         show_images(engine, args.requests, console)
+        texts = [[token for token in prompt if token < START] for prompt in prompts]
+        workload = workload_of(engine, texts, args, costs)
+        compare(NAME, workload, FIGURES, console, "the questions without images, all at once")
     say(console, f"\n{SEEN}")
+
+
+def open_with_encoder(config: EngineConfig, console: Console) -> LLMEngine:
+    """Open an engine. The images are random, so only a tiny model with an encoder can have them."""
+    engine = open_engine(LLMEngine, config, console)
+    if config.model.removeprefix(TINY) in VISION:
+        return engine
+    engine.close()
+    say(console, f"The images are for tiny models with a vision encoder: {MODEL} takes its place.")
+    return open_engine(LLMEngine, replace(config, model=MODEL), console)
 
 
 class TreePanels(Panels):
@@ -90,23 +114,28 @@ def question(engine: LLMEngine, number: int) -> tuple[str, TokensPrompt]:
     return f"{name}: {text}", prompt_of([START, IMAGES[name], END, *tokens])
 
 
-def serve(engine: LLMEngine, trace: TraceData, args: Namespace, console: Console) -> None:
-    """Add a question every few steps, and step until all are answered."""
+def serve(
+    engine: LLMEngine, trace: TraceData, args: Namespace, console: Console
+) -> list[list[int]]:
+    """Add a question every few steps, and step until all are answered. Return the prompts."""
     panels = LivePanels(engine, trace, console)
     panels.panels = TreePanels(engine, console)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0, ignore_eos=True)
     steps = number = 0
+    prompts = []
     with Dashboard(engine, "requests", console, panels) as dashboard:
         while number < args.requests or engine.has_unfinished_requests():
             if steps % ARRIVE_EVERY == 0 and number < args.requests:
                 text, prompt = question(engine, number)
                 engine.add_request(prompt, params, f"r{number}")
+                prompts.append(prompt.prompt_token_ids)
                 dashboard.add(f"r{number}", text)
                 number += 1
             dashboard.step()
             steps += 1
             if args.check:
                 engine.check_invariants()
+    return prompts
 
 
 def show_images(engine: LLMEngine, count: int, console: Console) -> None:

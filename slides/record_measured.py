@@ -8,6 +8,7 @@ from typing import Any
 from milestones.course.student import measure_invariance
 from milestones.course.student.measure_agents import by_policy
 from milestones.course.student.measure_kv_quant import by_memory
+from milestones.course.student.measure_vision import MODEL, by_way
 
 from .record_ideas import TINY
 
@@ -38,6 +39,17 @@ def memory(_name: str) -> Json:
     return {"rows": rows}
 
 
+def images(_name: str) -> Json:
+    """Return a row for each thing that the engine keeps, with questions about four images."""
+    rows = []
+    for number, way, encoded, computed, _, *times in by_way("vision", MODEL, (4,)):
+        rows.append({
+            "kept": way.replace(" ", "_"), "images": int(number), "encoded": int(encoded),
+            "computed": int(computed), "all_ms": int(times[-1]),
+        })  # fmt: skip
+    return {"rows": rows}
+
+
 def answers(_name: str) -> Json:
     """Return how many texts and log probabilities one prompt has, for each variant."""
     rows = [
@@ -51,6 +63,7 @@ def answers(_name: str) -> Json:
 MEASURED: Runs = {
     "agents_policies": (("agents",), policies),
     "kv_quant_memory": (("kv_quant",), memory),
+    "vision_images": (("vision",), images),
 }
 # The bits of a sum, and so the number of different ones, are those of a kind of CPU.
 OF_THIS_MACHINE: Runs = {"invariance_answers": (("invariance",), answers)}

@@ -49,6 +49,7 @@ PAGES, STATES = recorded("hybrid_pages"), recorded("hybrid_states")
 POLICIES = recorded("agents_policies")
 PACKED = {row["engine"]: row for row in recorded("kv_quant_memory")["rows"]}
 LATENCIES = {row["machines"]: row for row in recorded("disaggregated_latencies")["rows"]}
+IMAGES = {row["kept"]: row for row in recorded("vision_images")["rows"]}
 LOGPROBS = {row["variant"]: row["logprobs"] for row in recorded("invariance_answers")["rows"]}
 RIGHT, WRONG = CASE["right"], CASE["wrong"]
 ROWS = [run["after_reset"]["pages"][0] for run in (RIGHT, WRONG)]
@@ -248,6 +249,16 @@ INVARIANCE: Claims = [
     ("The difference begins with **one bit**", lambda: (
         catalog.find("invariance.1").mistake == "close_is_equal")),
 ]  # fmt: skip
+VISION: Claims = [
+    ("**Position 11**, and the answer begins at position **12**", lambda: is_run("vision.1")),
+    ("The encoder cache helps wherever the image stands, but it saves no prompt token", lambda: (
+        IMAGES["encoder_cache"]["encoded"] == 4 < IMAGES["radix_keys"]["encoded"]
+        and IMAGES["encoder_cache"]["computed"] == IMAGES["nothing"]["computed"])),
+    ("The keys of images let requests share pages", lambda: (
+        IMAGES["radix_keys"]["computed"] < IMAGES["nothing"]["computed"])),
+    ("the hit rate is even better", lambda: (
+        catalog.find("vision.1").mistake == "all_images_share_keys")),
+]  # fmt: skip
 HYBRID: Claims = [
     ("one with full attention, two with windows", lambda: PAGES["groups"] == 3),
     ("A window needs few pages, however long the context is", lambda: (
@@ -337,6 +348,7 @@ CLAIMS = {
         *EMBEDDINGS,
         *HYBRID,
         *LORA,
+        *VISION,
     ],
     "m4_radix": M4_CASE,
 }

@@ -62,12 +62,8 @@ class Staging:
         for page in (*(path.relative_to(ROOT).as_posix() for path in chapters), *PAGES):
             self.write(staged(page), self.linked((ROOT / page).read_text("utf-8"), page))
         for page in self.built:
-            text = (ROOT / page).read_text("utf-8")
             self.write(
-                f"_extra/{page}",
-                OUT_OF_SLIDES.sub(
-                    lambda found, page=page: f'href="{self._address(found[1], page)}"', text
-                ),
+                f"_extra/{page}", self._with_site_links((ROOT / page).read_text("utf-8"), page)
             )
         for name in sorted(self.code):
             self.write(f"code/{name}.md", code_page(name))
@@ -109,6 +105,14 @@ class Staging:
             return f"{mark}[{name}]({target})"
 
         return MARKED.sub(replaced, text)
+
+    def _with_site_links(self, text: str, page: str) -> str:
+        """Return HTML of the slides with links to pages of the site. page: its path."""
+
+        def replaced(found: re.Match[str]) -> str:
+            return f'href="{self._address(found[1], page)}"'
+
+        return OUT_OF_SLIDES.sub(replaced, text)
 
     def _address(self, address: str, page: str) -> str:
         """Return an address in HTML as the site needs it. A picture is copied to this place."""

@@ -39,6 +39,7 @@ EXCEPTIONS = {
     "PrefillRunner.end_sends": "only after a failed send",
     "PrefillRunner.mark_sends": "only if an attempt is stopped",
     "InputBuilder.lora_rows": "only with adapters",
+    "InputBuilder.positions": "only with images",
     "InputBuilder._places_of_outputs": "only with penalties",
     "ModelRunner.copy_pages.work": "only if a page goes to host memory or back",
     "ModelRunner.end_copies": "only if a page goes to host memory or back",

@@ -1,7 +1,7 @@
 """The measurements of `disaggregated`: two machines, as two equal engines or as two sides.
 
 Long prompts arrive while other requests decode. All times are virtual, so they are the same on
-every machine: see `milestones/electives/disaggregated/virtual_costs.py`.
+every machine: see `virtual_costs.py` of the elective.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from milestones.book import address, links
+from tests.conftest import ROOT
 
 SITE = "https://example.org/ladder/"
 
@@ -56,5 +57,6 @@ def test_readme_links_to_the_book_as_soon_as_it_has_an_address() -> None:
 def test_without_an_address_no_page_claims_one() -> None:
     assert address.card("") == ""
     assert f'content="{SITE}_static/card.png"' in address.card(SITE)
+    assert (ROOT / "milestones/book/static/card.png").is_file()
     assert 'href="/ladder/"' in address.not_found(SITE)
     assert 'href="/"' in address.not_found("")

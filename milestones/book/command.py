@@ -74,10 +74,23 @@ def main(args: argparse.Namespace) -> int:
     write(BUILD / "npm", static)
     exercises.write(static / "exercises.zip")
     (out / "404.html").write_text(not_found(SITE), encoding="utf-8")
+    for page in out.glob("**/*.html"):
+        page.write_text(accessible(page.read_text("utf-8")), encoding="utf-8")
     if found := faults(out):
         raise BookError("\n".join(["links that lead nowhere:", *found]))
     sys.stdout.write(f"{args.out}: {sum(1 for _ in out.rglob('*.html'))} pages\n")
     return 0
+
+
+def accessible(text: str) -> str:
+    """Return a page that a keyboard and a screen reader can use: Sphinx leaves two things out.
+
+    A caption in the sidebar is a heading without a level, and code that scrolls has no focus.
+    """
+    text = text.replace(
+        'class="caption" role="heading"', 'class="caption" role="heading" aria-level="2"'
+    )
+    return text.replace('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">')
 
 
 def build_slides() -> None:

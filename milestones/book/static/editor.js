@@ -31,7 +31,7 @@ export class Editor {
     this.file = file;
     let state = this.states.get(file);
     if (state?.doc.toString() !== text) {
-      const label = EditorView.contentAttributes.of({ "aria-label": `${file}, your code` });
+      const label = EditorView.contentAttributes.of({ "aria-label": `${file}, your code`, tabindex: "0" });
       state = EditorState.create({ doc: text, extensions: [this.extensions, label] });
     }
     this.view.setState(state);

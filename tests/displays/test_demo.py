@@ -241,6 +241,7 @@ def machine_left_out(shown: str) -> str:
     return re.sub(r"(│ [\d.]+ m?s) │ [\d.]+ m?s │", r"\1", words)
 
 
+@pytest.mark.before("disaggregated")  # prompts are forwards of the other side
 def test_the_clock_can_be_that_of_the_machine(
     make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

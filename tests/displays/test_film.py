@@ -39,6 +39,7 @@ def filmed(engine: LLMEngine, arrivals: dict[int, list[int]], max_tokens: int) -
     return trace
 
 
+@pytest.mark.before("disaggregated")  # the first token is one of the other side
 def test_a_prompt_stops_the_others_in_one_milestone_only(
     milestone: str, make_engine: EngineFactory
 ) -> None:

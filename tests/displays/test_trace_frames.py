@@ -19,6 +19,7 @@ from tests.displays.test_trace import CONFIG, add_all, begun, read, traced_run
 from tests.helpers.oracle import drain, greedy
 
 
+@pytest.mark.before("disaggregated")  # a request that waits for its pages runs, and has no state
 def test_frames_agree_with_the_engine(make_engine: EngineFactory) -> None:
     engine = make_engine(**CONFIG)
     stats, outputs = [asdict(engine.stats())], {}
@@ -56,6 +57,7 @@ def replayed(data: TraceData) -> State:
 
 
 @pytest.mark.since("m3_paged")
+@pytest.mark.before("disaggregated")  # its pages are allocated between two frames, too
 def test_each_page_has_its_owner(make_engine: EngineFactory) -> None:
     """The sum of the frames is the memory, after each step of a small pool: pages are evicted.
 
@@ -185,6 +187,7 @@ def test_every_request_has_one_end(make_engine: EngineFactory) -> None:
     drain(engine)
 
 
+@pytest.mark.before("disaggregated")  # its trace is that of the decode side
 def test_a_forward_has_a_name_and_a_colour(make_engine: EngineFactory) -> None:
     """The name says how many tokens it computes, and the colour whether they are of prompts."""
     engine = make_engine(**CONFIG)

@@ -59,7 +59,7 @@ def tokens_of(engine: Any, most: int) -> list[list[int]]:
 
 
 @pytest.mark.since("m5_overlap")
-@pytest.mark.before("multi_step", "speculative")
+@pytest.mark.before("multi_step", "speculative", "disaggregated")
 def test_a_step_is_enqueued_behind_the_copies_and_waited_for_once(
     cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -228,6 +228,7 @@ def static_inputs(module_of: ModuleOf) -> Any:
 
 
 @pytest.mark.since("m5_overlap")
+@pytest.mark.before("disaggregated")  # its first step is one of the other side
 def test_a_dropped_engine_waits_before_its_memory_is_freed(
     cuda: FakeCuda, module_of: ModuleOf, code_of: ModuleOf
 ) -> None:

@@ -103,23 +103,27 @@ class Joined(Divided):
         return self.ranks.join_parts(super().forward(x))
 
 
-def open_ranks(device: torch.device, rank: int, size: int, rendezvous: str) -> Ranks:
+def open_ranks(
+    device: torch.device, rank: int, size: int, rendezvous: str, timeout: timedelta | None = None
+) -> Ranks:
     """Return the process group of `size` ranks, after all of them have called this function.
 
     rendezvous: the path of a file in which the ranks find each other. It replaces a port on which
-    rank 0 would listen. The connections between the ranks use 127.0.0.1 only.
+    rank 0 would listen. The connections between the ranks use 127.0.0.1 only. timeout: of one
+    operation; `TIMEOUT` if it is None.
     """
+    timeout = timeout or TIMEOUT
     store = dist.FileStore(rendezvous, size)
     group: Any
     if device.type == "cuda":
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         nccl: Any = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = TIMEOUT
+        nccl._timeout = timeout
         group = dist.ProcessGroupNCCL(store, rank, size, nccl)
     else:
         kind: Any = dist.ProcessGroupGloo
         gloo = kind._Options()
         gloo._devices = [kind.create_device(hostname=LOOPBACK)]
-        gloo._timeout = TIMEOUT
+        gloo._timeout = timeout
         group = kind(store, rank, size, gloo)
     return Ranks(group, rank, size)

@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     """Load the engine, and serve it until a signal arrives."""
     console = wide_console()
     logging.basicConfig(level=args.log_level.upper())
-    extras = ("serve", "scale") if args.replicas else ("serve",)
+    extras = ("serve", "scale") if args.replicas or args.decode else ("serve",)
     if lines := [line for extra in extras if (line := missing(extra))]:
         console.print(lines[0], style="red")
         return 2
@@ -58,11 +58,14 @@ def main(args: argparse.Namespace) -> int:
         names = [find_engine(name) for name in args.milestones]
         settings, scale = from_options(ServerSettings, args), from_options(ScaleSettings, args)
         check_names(names, settings, scale)
-        if scale.replicas:
+        if scale.num_replicas:
             from .scale.serve import run_replicas  # it needs the extra
 
             if args.retract_every is not None:
-                raise ValueError("--retract-every needs one engine, and --replicas makes several")
+                raise ValueError(
+                    "--retract-every needs an engine in this process: leave out --replicas and "
+                    "--decode"
+                )
             return run_replicas(names[0], from_options(EngineConfig, args), settings, scale)
         served = open_engines(names, from_options(EngineConfig, args))
         for engine in served.values():
@@ -77,11 +80,13 @@ def main(args: argparse.Namespace) -> int:
 
 def check_names(names: list[str], settings: ServerSettings, scale: ScaleSettings) -> None:
     """Raise `ValueError` for engines that cannot be served together."""
+    if scale.decode and names != ["disaggregated"]:
+        raise ValueError(f"prefill and decode are for disaggregated, got {' '.join(names)}")
     if len(names) == 1:
         return
     if len(names) > 2 or names[0] == names[1]:
         raise ValueError(f"serve takes one engine or two different ones, got {' '.join(names)}")
-    if scale.replicas:
+    if scale.num_replicas:
         raise ValueError("--replicas makes several engines of one milestone: name only one")
     if not settings.live_page:
         raise ValueError("a second engine is for the live page only: name one, or drop "

@@ -341,7 +341,8 @@ def keys_without_images(_: Any, self: Any, request: Any, num_tokens: int) -> lis
 def keys_of_a_short_digest(_: Any, self: Any, request: Any, num_tokens: int) -> list[int]:
     key = list(request.token_ids[:num_tokens])
     for part in request.images.parts(0, len(key)) if request.images else ():
-        for index, row in enumerate(range(part.first, part.last), part.place):
+        for row in range(part.first, part.last):
+            index = part.place + row - part.first
             key[index] += (part.image.digest % 1000 * 2**32 + row) * 2**32
     return key
 

@@ -35,10 +35,10 @@ class Places:
     def parts(self, start: int, end: int) -> list[ImagePart]:
         found = []
         for span in self.spans:
-            first, last = max(start, span.start), min(end, span.end)
-            if first < last:
-                row = first - span.start
-                found.append(ImagePart(first - start, span.image, row, row + last - first))
+            tokens = [token for token in range(span.start, span.end) if start <= token < end]
+            if tokens:
+                rows = tokens[0] - span.start, tokens[-1] + 1 - span.start
+                found.append(ImagePart(tokens[0] - start, span.image, *rows))
         return found
 
 

@@ -53,6 +53,7 @@ def answers(
 
 @pytest.mark.thorough("seconds on each engine", fast_on=("m5_overlap",))
 @pytest.mark.since("m2_continuous")
+@pytest.mark.before("disaggregated")  # two streams use different pages of one tensor at a time
 @pytest.mark.electives
 def test_an_engine_on_the_gpu_has_no_faults(milestone: str, memory: FakeMemory) -> None:
     config: dict[str, Any] = {"model_passes": "none", "attention_backend": "torch"}

@@ -148,15 +148,22 @@ class EngineCore(M5EngineCore):
     """The decode side. It sends each request to the prefill side, and takes it back with pages."""
 
     scheduler: DecodeScheduler
+    runner: ModelRunner
 
     def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
         super().__init__(config, runner)
         self.config = config
         self.now: Callable[[], float] = time.monotonic
-        self.transport = Transport()
+        self.transport = self.open_transport()
         self.scheduler = DecodeScheduler(config, runner.kv_pool.num_pages)
         self.receiver = Receiver(self.scheduler, self.transport, layout_of(config))
-        self.prefill = PrefillCore(config, runner.prefill_runner, self.transport)
+        self.prefill = self.open_prefill_side()
+
+    def open_transport(self) -> Transport:
+        return Transport()
+
+    def open_prefill_side(self) -> PrefillCore:
+        return PrefillCore(self.config, self.runner.prefill_runner, self.transport)
 
     def use_clock(self, now: Callable[[], float]) -> None:
         """Measure leases with this clock."""
@@ -190,6 +197,7 @@ class EngineCore(M5EngineCore):
     def settle(self) -> None:
         """Let the prefill side end attempts that no request needs any more, if it has any."""
         if self.scheduler.stand_ins or self.prefill.scheduler.transfers:
+            self.receiver.ask(self.now())  # a side that has restarted knows none of them
             self.prefill.step()
             self.prefill.finish_sends()
             self.receiver.receive()

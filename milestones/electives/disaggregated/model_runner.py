@@ -135,16 +135,18 @@ class PrefillRunner(M5ModelRunner):
 
     @torch.inference_mode()
     def copy(self, layer: int, send: PageSend) -> None:
-        """Copy one layer of pages to the pool of the decode side."""
-        for source, target in (
-            (self.kv_pool.keys[layer], self.target.keys[layer]),
-            (self.kv_pool.values[layer], self.target.values[layer]),
-        ):
-            sources, targets = (
-                torch.tensor(pages, device=source.device) for pages in (send.sources, send.targets)
-            )
-            target.index_copy_(1, targets, source.index_select(1, sources))
+        """Copy one layer of pages to the decode side."""
+        pools = self.kv_pool.keys[layer], self.kv_pool.values[layer]
+        sources = torch.tensor(send.sources, device=pools[0].device)
+        keys, values = (pool.index_select(1, sources) for pool in pools)
+        self.write(layer, send, keys, values)
         self.num_pages_sent += len(send.sources) * (layer == 0)
+
+    def write(self, layer: int, send: PageSend, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write pages, [heads, pages, page_size, D], into the pool of the decode side."""
+        targets = torch.tensor(send.targets, device=keys.device)
+        self.target.keys[layer].index_copy_(1, targets, keys)
+        self.target.values[layer].index_copy_(1, targets, values)
 
     def mark_sends(self) -> Event:
         """Return the event of all pages that have been sent so far."""

@@ -46,10 +46,14 @@ class Receiver:
             self.transport.windows.open(attempt)
             self.transport.send("prefill", Pages(attempt, start, row[start:]))
         if now >= self.next_heartbeat:
-            self.next_heartbeat = now + HEARTBEAT_SECONDS
-            self.asked_at = now if self.asked_at is None else self.asked_at
-            self.transport.send("prefill", Heartbeat(frozenset(self.requests)))
+            self.ask(now)
         return self._check_peer(now)
+
+    def ask(self, now: float) -> None:
+        """Send a heartbeat. The answer also says whether the prefill side has restarted."""
+        self.next_heartbeat = now + HEARTBEAT_SECONDS
+        self.asked_at = now if self.asked_at is None else self.asked_at
+        self.transport.send("prefill", Heartbeat(frozenset(self.requests)))
 
     def receive(self) -> list[EngineCoreOutput]:
         """Take the messages that have arrived. Return first tokens and errors."""

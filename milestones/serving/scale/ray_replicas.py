@@ -37,12 +37,12 @@ class EngineDeployment(Replica):
     """A replica in a process of Ray."""
 
     def __init__(
-        self, milestone: str, config: EngineConfig, settings: ServerSettings, is_local: bool
+        self, milestone: str, config: EngineConfig, settings: ServerSettings, scale: ScaleSettings
     ) -> None:
-        if is_local:
+        if scale.address is None:
             listen_on_this_machine_only()
         name = serve.get_replica_context().replica_id.unique_id
-        super().__init__(name, milestone, config, settings)
+        super().__init__(name, milestone, config, settings, scale)
 
     async def check_health(self) -> None:
         """Ray calls this every few seconds, and replaces a replica for which it raises."""
@@ -128,11 +128,11 @@ def started_replicas(
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         kwargs = {"policy": scale.policy, "most_open": settings.max_open_requests}
         ROUTINGS[APP] = Routing(scale.policy, settings.max_open_requests)
-        options: dict[str, Any] = {"num_replicas": scale.replicas}
+        options: dict[str, Any] = {"num_replicas": scale.num_replicas}
         if scale.max_replicas is not None:
             options = {
                 "autoscaling_config": AutoscalingConfig(
-                    min_replicas=scale.replicas,
+                    min_replicas=scale.num_replicas,
                     max_replicas=scale.max_replicas,
                     target_ongoing_requests=scale.target_open_requests,
                 )
@@ -149,7 +149,7 @@ def started_replicas(
             ),
             **options,
         )
-        application = deployment.bind(milestone, config, settings, scale.address is None)
+        application = deployment.bind(milestone, config, settings, scale)
         handle = serve.run(application, name=APP, route_prefix=None)
         yield RayReplicas(handle, ROUTINGS[APP])
     finally:
@@ -178,7 +178,7 @@ def connect(scale: ScaleSettings) -> None:
         namespace=APP,
         include_dashboard=scale.dashboard,
         dashboard_host=LOCAL,
-        num_cpus=max(1, math.ceil(scale.replica_cpus * (scale.max_replicas or scale.replicas))),
+        num_cpus=max(1, math.ceil(scale.replica_cpus * (scale.max_replicas or scale.num_replicas))),
         object_store_memory=80 << 20,
         **quiet,
     )

@@ -25,6 +25,7 @@ from ...chain import load
 from ..server.app import Api, create_app
 from ..server.settings import ServerSettings
 from .prefix_index import CacheLog, CacheReport, PageKey, page_keys
+from .settings import ScaleSettings
 from .wire import Description, ForwardedCall, Head, Item, Tail
 
 
@@ -32,10 +33,15 @@ class Replica:
     """Answers the calls that a front forwards. The first one starts the engine's thread."""
 
     def __init__(
-        self, name: str, milestone: str, config: EngineConfig, settings: ServerSettings
+        self,
+        name: str,
+        milestone: str,
+        config: EngineConfig,
+        settings: ServerSettings,
+        scale: ScaleSettings,
     ) -> None:
         self.name = name
-        engine: LLMEngine = load(milestone).LLMEngine(config)
+        engine = open_engine(milestone, config, scale)
         self._app = create_app(engine, replace(settings, live_page=False))
         self._api: Api = self._app.state.api
         self._describe = description(name, engine, self._api.prompts.chat_template)
@@ -147,6 +153,17 @@ class TreeKeys:
                 keys = self._known[node] = page_keys(node.tokens, self.cache.page_size, parent)
             found += keys
         return found
+
+
+def open_engine(milestone: str, config: EngineConfig, scale: ScaleSettings) -> LLMEngine:
+    """Return the engine of a replica. That of two sides starts its prefill processes."""
+    if not scale.decode:
+        engine: LLMEngine = load(milestone).LLMEngine(config)
+        return engine
+    from ..sides.engine import LLMEngine as DecodeSide
+
+    num_prefill = scale.prefill // scale.decode
+    return DecodeSide(config, num_prefill=num_prefill, kv_transfer=scale.kv_transfer)
 
 
 def description(name: str, engine: LLMEngine, chat_template: str | None) -> Description:

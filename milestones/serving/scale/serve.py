@@ -94,7 +94,9 @@ def run_replicas(
     console = wide_console()
 
     def ready(address: str) -> None:
-        count = f"{scale.replicas} replicas of {milestone}"
+        count = f"{scale.num_replicas} replicas of {milestone}"
+        if scale.decode:
+            count = f"{scale.decode} decode and {scale.prefill} prefill processes of {milestone}"
         console.print(f"{count} serve {server.model} at {address}/v1 (Ctrl-C drains and stops)")
         console.print(f"what the router knows: {address}/replicas")
         sys.stdout.flush()

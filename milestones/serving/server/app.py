@@ -48,7 +48,7 @@ class Api:
         self.model = settings.served_model_name or engine.loaded.name
         self.max_model_len = engine.config.max_model_len
         self.adapters = Adapters(engine, settings.lora_modules, self.model)
-        self.metrics = Metrics(self.model)
+        self.metrics = Metrics(self.model, getattr(engine, "collectors", ()))
         turns = Turns()
         self.engine = EngineThread(engine, turns, self.metrics)
         template = read_template(engine, settings)

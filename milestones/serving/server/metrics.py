@@ -49,8 +49,11 @@ class Times:
 class Metrics(Observer):
     """The metrics of one server. `added` and `stepped` are called in the engine's thread."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, others: Sequence[Collector] = ()) -> None:
+        """others: those of the engine itself."""
         self.registry = CollectorRegistry()
+        for collector in others:
+            self.registry.register(collector)
         self.stats = StatsCollector(model)
         self.registry.register(self.stats)
         self._live: dict[str, Times] = {}

@@ -1,0 +1,47 @@
+"""`TransferMeter`: what a prefill process has sent, and how much of it was hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .messages import Transfer
+
+if TYPE_CHECKING:
+    from ...electives.disaggregated.model_runner import PrefillRunner
+
+Span = tuple[float, float]
+
+
+class TransferMeter:
+    """Compares the times of sends with those of forwards. Both streams record them."""
+
+    def __init__(self, runner: PrefillRunner) -> None:
+        self.runner = runner
+        self.seen = 0.0  # the end of the newest send that is counted
+        self.total = Transfer()
+        pools = [*runner.kv_pool.keys, *runner.kv_pool.values]
+        self.page_bytes = sum(pool[:, 0].numel() * pool.element_size() for pool in pools)
+
+    def read(self, is_idle: bool) -> Transfer:
+        """Return what has been sent so far.
+
+        A send is counted when a later forward has ended, or when no forward runs: before, it is not
+        known whether it was hidden.
+        """
+        forwards, sends = list(self.runner.stream.spans), list(self.runner.send_stream.spans)
+        last = float("inf") if is_idle else max((end for _, end in forwards), default=0.0)
+        new = [span for span in sends if self.seen < span[1] <= last]
+        self.seen = max((end for _, end in new), default=self.seen)
+        self.total += Transfer(
+            seconds=sum(end - begin for begin, end in new),
+            hidden_seconds=sum(overlap(span, forwards) for span in new),
+        )
+        num_bytes = self.runner.num_pages_sent * self.page_bytes
+        return Transfer(num_bytes, self.total.seconds, self.total.hidden_seconds)
+
+
+def overlap(span: Span, others: Iterable[Span]) -> float:
+    """Return the seconds of a span in which one of the others runs. These do not overlap."""
+    begin, end = span
+    return sum(max(0.0, min(end, other[1]) - max(begin, other[0])) for other in others)

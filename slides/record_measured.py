@@ -29,11 +29,11 @@ def policies(_name: str) -> Json:
 
 
 def memory(_name: str) -> Json:
-    """Return a row for each engine in the smallest memory of the handout's table."""
+    """Return a row for each cache in the smallest memory of the handout's table."""
     rows = []
-    for kilobytes, engine, pages, running, _, steps in by_memory("kv_quant", TINY, (32,)):
+    for kilobytes, cache, pages, running, _, steps in by_memory("kv_quant", TINY, (32,)):
         rows.append({
-            "engine": engine, "kilobytes": int(kilobytes), "pages": int(pages),
+            "cache": cache, "kilobytes": int(kilobytes), "pages": int(pages),
             "running": int(running), "steps": int(steps),
         })  # fmt: skip
     return {"rows": rows}

@@ -140,6 +140,7 @@ def test_each_step_runs_the_lines_of_the_engine(
 
 @pytest.mark.thorough("Triton's interpreter is slow")
 @pytest.mark.since("m3_paged")
+@pytest.mark.before("kv_quant")  # it runs those of `packed_kernels.py`
 @pytest.mark.only_of("kernels.py", "triton_ops.py")
 def test_triton_kernels_run_line_by_line(milestone: str, make_engine: EngineFactory) -> None:
     """The interpreter runs each kernel as Python of `kernels.py`, with its lines."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from milestones.electives.kv_quant.formats import pack_fp8, unpack_as
 from milestones.electives.kv_quant.packing import SCALE_BYTES, pack, unpack
 
 
@@ -93,3 +94,35 @@ def test_lines_of_a_gather_are_unpacked() -> None:
     lines = pack(x)
     chosen = unpack(lines[[3, 0, 0]])
     assert torch.equal(chosen, unpack(lines)[[3, 0, 0]])
+
+
+def test_a_line_of_fp8_is_a_scale_and_a_byte_for_each_number() -> None:
+    lines = pack_fp8(torch.tensor([[448.0, -448.0, 0.0, 17.0], [0.875, -0.03125, 0.0, 0.5]]))
+    assert (lines.dtype, lines.shape) == (torch.uint8, (2, SCALE_BYTES + 4))
+    assert scale_of(lines).flatten().tolist() == [1.0, 0.875 / 448]
+    assert unpack_as(lines).tolist() == [[448.0, -448.0, 0.0, 16.0], [0.875, -0.03125, 0.0, 0.5]], (
+        "each number is the nearest e4m3 number times the scale, and a half goes to the even one"
+    )
+
+
+def test_a_number_in_fp8_is_off_by_at_most_a_16th() -> None:
+    x = numbers((50, 3, 16))
+    lines = pack_fp8(x)
+    off = (unpack_as(lines) - x).abs()
+    most = torch.maximum(x.abs() / 16, scale_of(lines) / 1024)
+    assert (off <= most * 1.001).all(), "round to the nearest e4m3 number"
+    assert scale_of(lines).flatten() == pytest.approx((x.abs().amax(-1) / 448).flatten())
+    assert torch.equal(pack_fp8(x[7:8])[0], lines[7]), "I2: a line depends on its own token"
+    assert torch.equal(pack_fp8(x.bfloat16()), pack_fp8(x.bfloat16().float())), "float32 scales"
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_unusual_numbers_in_fp8(bad: float) -> None:
+    """Zeros, numbers with a scale so small that it is rounded, and what is not finite (I4)."""
+    x = numbers()
+    x[4, 0, 3], x[2, 1], x[3, 0] = bad, 0.0, 0.0
+    x[3, 0, :3] = torch.tensor([9.6e-43, -9.6e-43, 1e-45])
+    found = unpack_as(pack_fp8(x))
+    assert not found[4, 0].isfinite().all(), "the line of a number that is not finite"
+    assert found[4, 1].isfinite().all() and found[:4].isfinite().all(), "only this line"
+    assert found[2, 1].tolist() == [0.0] * 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +34,43 @@ class PackedCache(DynamicCache):
     A layer reads rounded numbers, also of the tokens that it has just computed.
     """
 
+    rounded: Callable[[torch.Tensor], torch.Tensor]
+
+    @classmethod
+    def of(cls, rounded: Callable[[torch.Tensor], torch.Tensor]) -> PackedCache:
+        """rounded: returns the numbers that the lines of keys or values stand for."""
+        cache = cls()
+        cache.rounded = rounded
+        return cache
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any, **more: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().update(in_8_bits(key_states), in_8_bits(value_states), *rest, **more)
+        key, value = self.rounded(key_states), self.rounded(value_states)
+        return super().update(key, value, *rest, **more)
+
+
+def in_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Return the nearest numbers in e4m3, with one scale for each token and head: [..., head_dim].
+
+    Three bits of fraction: between two powers of two there are eight numbers, also below 2^-6.
+    """
+    scale = x.abs().amax(dim=-1, keepdim=True) / 448
+    number = x / scale
+    exponent = (number.abs().frexp().exponent - 1).clamp(min=-6)
+    step = torch.ldexp(torch.ones_like(x), exponent - 3)
+    return torch.where(scale > 0, (number / step).round() * step * scale, 0)
+
+
+def in_4_bits(x: torch.Tensor) -> torch.Tensor:
+    """Return the nearest of 16 numbers, from the smallest of a token and head to the largest.
+
+    The smallest number, and the size of a step, are rounded to bfloat16.
+    """
+    low = x.amin(dim=-1, keepdim=True).to(torch.bfloat16).to(x.dtype)
+    step = ((x.amax(dim=-1, keepdim=True) - low) / 15).to(torch.bfloat16).to(x.dtype)
+    count = torch.where(step > 0, (x - low) / step, 0).round().clamp(0, 15)
+    return low + count * step
 
 
 def in_8_bits(x: torch.Tensor) -> torch.Tensor:
@@ -48,7 +81,7 @@ def in_8_bits(x: torch.Tensor) -> torch.Tensor:
 
 def cache_of_engine() -> PackedCache | None:
     """Return a cache for Hugging Face's model that stores what the engine under test stores."""
-    return PackedCache() if "kv_quant" in conftest.UNDER_TEST else None
+    return PackedCache.of(in_8_bits) if "kv_quant" in conftest.UNDER_TEST else None
 
 
 def reference(model: str, prompt: tuple[int, ...], max_tokens: int) -> Reference:
@@ -62,14 +95,20 @@ def _reference(model: str, prompt: tuple[int, ...], max_tokens: int, packed: boo
     return generate(plain_model(model), prompt, max_tokens)
 
 
-def generate(loaded: LoadedModel, prompt: tuple[int, ...], max_tokens: int) -> Reference:
+def generate(
+    loaded: LoadedModel,
+    prompt: tuple[int, ...],
+    max_tokens: int,
+    cache: DynamicCache | None = None,
+) -> Reference:
+    """cache: for Hugging Face's model; None: one that stores what the engine under test stores."""
     input_ids = torch.tensor([prompt])
     out = loaded.model.generate(  # type: ignore[operator]
         input_ids,
         attention_mask=torch.ones_like(input_ids),
         max_new_tokens=max_tokens,
         do_sample=False,
-        past_key_values=cache_of_engine(),
+        past_key_values=cache_of_engine() if cache is None else cache,
         output_logits=True,
         return_dict_in_generate=True,
         eos_token_id=sorted(loaded.eos_token_ids),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from milestones.electives.kv_quant import attention, m5_attention
+from milestones.electives.kv_quant.formats import pack_fp8
 from milestones.electives.kv_quant.packing import SCALE_BYTES, pack, unpack
 from milestones.lab.instruments.paged_case import PagedCase
 from tests.exercises.test_kv_quant_2 import packed_case, run
@@ -25,6 +26,7 @@ def lines(chance: Random) -> Asked:
         x[0, 0] = 0
         about = f"{dtype}, {shape}"
         yield "lines", about, pack(x).tolist()
+        yield "lines of fp8", about, pack_fp8(x).tolist()
         yield "lines of one token", about, pack(x[1:2]).tolist()
         yield "numbers", about, unpack(pack(x)).tolist()
         yield "numbers in bfloat16", about, unpack(pack(x), torch.bfloat16).float().tolist()

@@ -47,7 +47,7 @@ ANSWER, LOOPS, SWAPS, WAITS, POOLED, BESIDE, ADAPTERS = (
 )  # fmt: skip
 PAGES, STATES = recorded("hybrid_pages"), recorded("hybrid_states")
 POLICIES = recorded("agents_policies")
-PACKED = {row["engine"]: row for row in recorded("kv_quant_memory")["rows"]}
+PACKED = {row["cache"]: row for row in recorded("kv_quant_memory")["rows"]}
 LATENCIES = {row["machines"]: row for row in recorded("disaggregated_latencies")["rows"]}
 IMAGES = {row["kept"]: row for row in recorded("vision_images")["rows"]}
 LOGPROBS = {row["variant"]: row["logprobs"] for row in recorded("invariance_answers")["rows"]}
@@ -223,8 +223,8 @@ AGENTS: Claims = [
 KV_QUANT: Claims = [
     ("**The scale is 1**, and the integers are 127, 64, 0 and 0", lambda: is_run("kv_quant.1")),
     ("More requests run together, so fewer steps serve them all", lambda: (
-        2 * PACKED["m5"]["running"] < PACKED["kv_quant"]["running"]
-        and 2 * PACKED["kv_quant"]["steps"] < PACKED["m5"]["steps"])),
+        2 * PACKED["float32"]["running"] < PACKED["int8"]["running"]
+        and 2 * PACKED["int8"]["steps"] < PACKED["float32"]["steps"])),
     ("A better answer that depends on the load", lambda: (
         catalog.find("kv_quant.1").mistake == "one_scale_for_a_step")),
 ]  # fmt: skip

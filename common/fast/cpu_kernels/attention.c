@@ -7,6 +7,7 @@
    in chunks, alone or in any batch (I2). */
 #include "attention.h"
 
+#include "lines.h"
 #include "team.h"
 
 #include <stdbool.h>
@@ -281,51 +282,22 @@ static void combine(
         add_scaled(output, parts + s * dim, exponential(softmax[s].largest - largest) / total, dim);
 }
 
-/* Write one number of float32 for each int8 of a packed line. */
-static void unpack_line(const uint8_t *line, int64_t dim, float *to)
-{
-    const int8_t *numbers = (const int8_t *)line + SCALE_BYTES;
-    float scale;
-    memcpy(&scale, line, SCALE_BYTES);
-    for (int64_t i = 0; i < dim; i++)
-        to[i] = (float)numbers[i] * scale;
-}
-
-/* Write a packed line: the largest size becomes 127. The bits are those of `pack` in torch. If a
-   number is not finite, the scale is NaN, and so is the whole line. */
-static void pack_line(const float *from, int64_t dim, uint8_t *line)
-{
-    int8_t *numbers = (int8_t *)line + SCALE_BYTES;
-    float largest = 0, unusual = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < dim; i++)
-        largest = fabsf(from[i]) > largest ? fabsf(from[i]) : largest;
-#pragma omp simd reduction(+ : unusual)
-    for (int64_t i = 0; i < dim; i++)
-        unusual += from[i] * 0; /* NaN if the number is not finite */
-    float scale = largest / 127 + unusual, divisor = scale > 0 ? scale : 1;
-    memcpy(line, &scale, SCALE_BYTES);
-    for (int64_t i = 0; i < dim; i++) {
-        float rounded = rintf(from[i] / divisor);
-        rounded = rounded > -127 ? rounded : -127; /* NaN, too: C leaves its conversion open */
-        numbers[i] = (int8_t)(rounded < 127 ? rounded : 127);
-    }
-}
-
 /* Compute one part of a context with packed lines. They are unpacked once, for all queries of
    the run, and attended to like any other memory. */
 static __attribute__((noinline)) void attend_packed(
     const Memory *m, int64_t kv_head, const Row *row, int64_t rows, const int64_t *slots,
     int64_t count, float scale)
 {
-    const int64_t key_line = SCALE_BYTES + m->key_dim, value_line = SCALE_BYTES + m->value_dim;
+    const int64_t key_line = line_bytes(m->packed, m->key_dim);
+    const int64_t value_line = line_bytes(m->packed, m->value_dim);
     const uint8_t *key = (const uint8_t *)m->keys + kv_head * m->slots * key_line;
     const uint8_t *value = (const uint8_t *)m->values + kv_head * m->slots * value_line;
     float keys[count * m->key_dim], values[count * m->value_dim];
     int64_t unpacked_slots[SPLIT];
     for (int64_t i = 0; i < count; i++) {
-        unpack_line(key + slots[i] * key_line, m->key_dim, keys + i * m->key_dim);
-        unpack_line(value + slots[i] * value_line, m->value_dim, values + i * m->value_dim);
+        unpack_line(m->packed, key + slots[i] * key_line, m->key_dim, keys + i * m->key_dim);
+        unpack_line(
+            m->packed, value + slots[i] * value_line, m->value_dim, values + i * m->value_dim);
         unpacked_slots[i] = i;
     }
     const Memory unpacked = {.keys = keys, .values = values, .kv_heads = 1, .slots = count,
@@ -421,8 +393,10 @@ void store_kv(
             const float *v = value + t * value_token + h * value_head;
             if (m->packed) {
                 uint8_t *keys = (uint8_t *)m->keys, *values = (uint8_t *)m->values;
-                pack_line(k, m->key_dim, keys + line * (SCALE_BYTES + m->key_dim));
-                pack_line(v, m->value_dim, values + line * (SCALE_BYTES + m->value_dim));
+                keys += line * line_bytes(m->packed, m->key_dim);
+                values += line * line_bytes(m->packed, m->value_dim);
+                pack_line(m->packed, k, m->key_dim, keys);
+                pack_line(m->packed, v, m->value_dim, values);
             } else {
                 memcpy(m->keys + line * m->key_dim, k, m->key_dim * sizeof(float));
                 memcpy(m->values + line * m->value_dim, v, m->value_dim * sizeof(float));

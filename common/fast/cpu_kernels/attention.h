@@ -6,14 +6,12 @@
    value_dim]. Heads are `slots` apart, and pages `page_size`: token i of page p has the slot
    p * page_size + i.
 
-   packed: the memory holds packed lines instead, [slots, SCALE_BYTES + dim] bytes. A line is the
-   float32 scale of a token and head, and one int8 for each number (the elective kv_quant). */
+   packed: if not 0, the memory holds packed lines instead, [slots, line_bytes], in a format of
+   `lines.h`. */
 typedef struct {
     float *keys, *values;
     int64_t kv_heads, slots, page_size, key_dim, value_dim, packed;
 } Memory;
-
-#define SCALE_BYTES 4
 
 /* The requests of a forward. page_table: one row of pages for each request, rows are `width` apart.
    starts: the index of the first query of each request, and at the end the number of queries.

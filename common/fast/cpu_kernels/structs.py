@@ -16,6 +16,7 @@ import torch
 from ..stored.weight import StoredWeight
 
 POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
+PACKED = {torch.int8: 1, torch.uint8: 2, torch.int16: 3}  # the type of the memory: see `lines.h`
 
 
 class Weight(ctypes.Structure):
@@ -109,8 +110,8 @@ class Heads(ctypes.Structure):
 class Memory(ctypes.Structure):
     """Keys and values of a layer as `attention.c` reads them.
 
-    slots, page_size: how far heads and pages are apart, in tokens. packed: whether the memory holds
-    int8 lines of the elective kv_quant: the bytes of a scale, then one number for each dimension.
+    slots, page_size: how far heads and pages are apart, in tokens. packed: 0, or the format of the
+    elective kv_quant's lines, which have a scale and then a byte or four bits for each dimension.
     """
 
     SCALE_BYTES = 4
@@ -129,11 +130,17 @@ class Memory(ctypes.Structure):
         slots, page_size = keys.stride(0) // key_line, keys.stride(1) // key_line
         if values.stride()[:2] != (slots * value_line, page_size * value_line):
             raise ValueError(f"keys have strides {keys.stride()}, but values {values.stride()}")
-        packed = keys.dtype == values.dtype == torch.int8
-        scale = cls.SCALE_BYTES if packed else 0
+        packed = PACKED.get(keys.dtype, 0)
+
+        def dim(line: int) -> int:
+            if not packed:
+                return line
+            per_byte = 2 if keys.dtype == torch.int16 else 1
+            return (line * keys.itemsize - cls.SCALE_BYTES) * per_byte
+
         return cls(
-            keys.data_ptr(), values.data_ptr(), kv_heads, slots, page_size, key_line - scale,
-            value_line - scale, packed,
+            keys.data_ptr(), values.data_ptr(), kv_heads, slots, page_size, dim(key_line),
+            dim(value_line), packed,
         )  # fmt: skip
 
 

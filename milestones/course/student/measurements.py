@@ -53,11 +53,12 @@ MORE = {
         "An exact engine gives the same log probabilities again. Another program adds in other"
         " orders.",
     )),
-    "bits": ("kv_quant", "what fewer bits change, to 3 of them", Measurement(
-        ("bits", "perplexity", "KL divergence", "equal tokens of 100"),
+    "bits": ("kv_quant", "what each scheme changes, down to 3 bits", Measurement(
+        ("scheme", "perplexity", "KL divergence", "equal tokens of 100"),
         kv_quant.by_bits, EMBEDDED_MODEL, (8, 7, 6, 5, 4, 3),
         "With each bit less, the divergence is some four times larger. Eight bits change the text's"
-        " probability little, and some answers early.",
+        " probability little, and some answers early. fp8 lies between 6 and 7 bits. With"
+        " a scale for each channel of keys, 4 bits are as good as 6.",
     )),
     "load": ("disaggregated", "more and more prompts", Measurement(
         (
@@ -69,7 +70,7 @@ MORE = {
         " virtual milliseconds.",
     )),
     "contexts": ("kv_quant", "the time of a step against its context", Measurement(
-        ("context", "KV, MB, m5", "KV, MB", "ms, m5", "ms", "ratio"),
+        ("context", "cache", "KV, MB", "ms", "float32 / it"),
         kv_quant.by_context, EMBEDDED_MODEL, (128, 512, 2048),
         "The longer the context, the larger the part of a step that reads keys and values, and the"
         " more a step gains.",
@@ -161,10 +162,10 @@ MEASUREMENTS = {
         "memory, only the oracle helps the tail. Times are virtual milliseconds.",
     ),
     "kv_quant": Measurement(
-        ("memory, kB", "engine", "pages", "most running", "retractions", "steps"),
+        ("memory, kB", "cache", "pages", "most running", "retractions", "steps"),
         kv_quant.by_memory, TINY, (32, 48, 96),
-        "In the same memory, lines of 8 bits hold some three times as many tokens, so more "
-        "requests run at once, and fewer steps serve them all.",
+        "In the same memory, lines of 8 bits hold some three times as many tokens, and lines of "
+        "4 bits five times, so more requests run at once, and fewer steps serve them all.",
     ),
     "disaggregated": Measurement(
         ("machines", "ITL p50", "ITL p99", "TTFT p50", "TTFT p95", "MB", "hidden"),

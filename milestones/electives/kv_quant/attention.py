@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from .formats import is_packed, pack_as, unpack_as
 from .m5_attention import (
     NAME,
     AttentionMetadata,
@@ -21,7 +22,6 @@ from .m5_attention import (
 from .m5_attention import paged_decode as float_decode
 from .m5_attention import paged_prefill as float_prefill
 from .m5_attention import store_kv as m5_store_kv
-from .packing import is_packed, pack, unpack
 
 __all__ = [
     "NAME",
@@ -44,7 +44,7 @@ def store_kv(
 ) -> None:
     """Pack key and value [T, kv_heads, head_dim], and write them to their slots."""
     if is_packed(keys):
-        key, value = pack(key), pack(value)
+        key, value = pack_as(key, keys.dtype), pack_as(value, values.dtype)
     m5_store_kv(keys, values, key, value, meta)
 
 
@@ -63,10 +63,10 @@ def paged_decode(
         return float_decode(query, keys, values, meta, scale)
     num_kv_heads, batch, heads = keys.shape[0], query.shape[0], query.shape[1]
     grouped = query.reshape(batch, num_kv_heads, heads // num_kv_heads, -1)
-    output = query.new_empty(*grouped.shape[:-1], unpack(values[:0]).shape[-1])
+    output = query.new_empty(*grouped.shape[:-1], unpack_as(values[:0]).shape[-1])
     for group in meta.decode_groups:
         rows = slice(None) if group.rows is None else group.rows
-        k, v = (unpack(group.gather(memory), query.dtype) for memory in (keys, values))
+        k, v = (unpack_as(group.gather(memory), query.dtype) for memory in (keys, values))
         bias = group.bias.to(query.dtype)
         output[rows] = scaled_dot_product_attention(
             grouped[rows], k, v, attn_mask=bias, scale=scale
@@ -90,7 +90,7 @@ def paged_prefill(
     for num_tokens, slots in chunks:
         q = query[start : start + num_tokens].transpose(0, 1)  # [heads, n, head_dim]
         lines = (memory.flatten(1, 2).index_select(1, slots) for memory in (keys, values))
-        k, v = (unpack(x, query.dtype).repeat_interleave(repeats, dim=0) for x in lines)
+        k, v = (unpack_as(x, query.dtype).repeat_interleave(repeats, dim=0) for x in lines)
         outputs.append(_causal(q[None], k[None], v[None], scale)[0].transpose(0, 1))
         start += num_tokens
     return torch.cat(outputs)

@@ -30,11 +30,6 @@ def can_pack(layers: Iterable[LayerKV], dtype: torch.dtype) -> bool:
     return dtype in PACKED_TYPES and all(dim % SCALE_BYTES == 0 for dim in dims)
 
 
-def is_packed(memory: torch.Tensor) -> bool:
-    """Return whether the keys or values of a layer are packed lines."""
-    return memory.dtype == torch.int8
-
-
 def pack(x: torch.Tensor) -> torch.Tensor:
     """Return the lines of keys or values: [..., head_dim] to [..., 4 + head_dim] int8.
 

@@ -30,8 +30,8 @@ def audited_engine_class(milestone: str, mode: str) -> type[LLMEngine]:
     engine_class = load(milestone).LLMEngine
 
     class AuditedEngine(engine_class):  # type: ignore[misc, valid-type]
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
             if hasattr(self.core.runner, "stream"):
                 for side in sides(self) if mode in STREAMS else ():
                     for name in ("stream", "copy_stream", "send_stream"):
@@ -75,7 +75,8 @@ def poison_of(memory: torch.Tensor) -> float:
 
     In packed lines all bits are set, and a scale with all bits set is NaN, too.
     """
-    return math.nan if memory.is_floating_point() else -1
+    all_bits = -1 if memory.dtype.is_signed else 255
+    return math.nan if memory.is_floating_point() else all_bits
 
 
 def poison_free_pages(engine: LLMEngine) -> None:

@@ -8,6 +8,7 @@
     figures/          the figures; each runs the core of a milestone, or the router
     core_run.py       runs a core in plain Python, and notes what each step does
     browser_files.py  what a browser needs: Python for the browser, and our files
+    compile_library.mjs  compiles Python's library, in Node
     exercise_files.py what a tab needs for the exercises: a student's tree, pytest
     workbench.py      runs the tests of an exercise in a tab; report.py: what it shows
     exercise_pages.py the pages of the exercises, with an editor

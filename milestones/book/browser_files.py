@@ -1,17 +1,21 @@
 """What the workers of a page load: Python for the browser, and a zip of files for each purpose.
 
-Python is Pyodide, from npm, in the version that `package-lock.json` names with its hash. The zip of
-the figures has exactly the files that they import, and so has that of the exercises
-(`exercise_files.py`). Its bytes depend on nothing but them.
+Python is Pyodide, from npm, in the version that `package-lock.json` names with its hash. Its
+library is compiled once (`compile_library.mjs`). The zip of the figures has exactly the files that
+they import, and so has that of the exercises (`exercise_files.py`). The bytes of a zip depend on
+nothing but these files.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +23,8 @@ from pathlib import Path
 from ..chain import ROOT
 
 HERE = Path(__file__).parent
-PYODIDE = (
-    "pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json",
-)  # fmt: skip
+PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json")
+LIBRARY = "python_stdlib.zip"  # compiled
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of each file in the zip
 DRAW_ALL = """
 from milestones.book.figures import NAMES, drawn
@@ -47,32 +50,41 @@ class BookError(Exception):
     """The site cannot be made. The message says what is missing."""
 
 
-def fetch(packages: Path) -> None:
-    """Install the packages of npm into a folder, unless they are there."""
-    lock = (HERE / "package-lock.json").read_bytes()
-    copy = packages / "package-lock.json"
-    if copy.is_file() and copy.read_bytes() == lock and (packages / "node_modules").is_dir():
-        return
-    npm = shutil.which("npm")
-    if npm is None:
+def fetch(folder: Path) -> Path:
+    """Return the folder with the packages of npm: one for each version of the files that say which.
+
+    The first call installs them, and compiles Python's library.
+    """
+    sources = [HERE / name for name in ("package.json", "package-lock.json", "compile_library.mjs")]
+    version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    packages = folder / version
+    if packages.is_dir():
+        return packages
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if npm is None or node is None:
         raise BookError("the site needs npm, which comes with Node.js: https://nodejs.org")
-    packages.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json"):
-        shutil.copyfile(HERE / name, packages / name)
-    done = subprocess.run(
-        [npm, "ci", "--no-audit", "--no-fund"], cwd=packages, capture_output=True, text=True
-    )
-    if done.returncode:
-        copy.unlink()
-        raise BookError(f"npm ci has failed: {done.stderr.strip()[-500:]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        new = Path(made) / "packages"
+        new.mkdir()
+        for path in sources:
+            shutil.copyfile(path, new / path.name)
+        for command in ([npm, "ci", "--no-audit", "--no-fund"], [node, sources[-1].name]):
+            done = subprocess.run(command, cwd=new, capture_output=True, text=True)
+            if done.returncode:
+                failed = f"{Path(command[0]).name} {command[1]}"
+                raise BookError(f"{failed} has failed: {done.stderr.strip()[-500:]}")
+        with contextlib.suppress(OSError):  # another build was faster
+            new.rename(packages)
+    return packages
 
 
 def write(packages: Path, static: Path) -> None:
     """Write Pyodide, the editor and the files of the figures into the folder of static files."""
     modules = packages / "node_modules"
     (static / "pyodide").mkdir(parents=True, exist_ok=True)
-    for name in PYODIDE:
-        shutil.copyfile(modules / "pyodide" / name, static / "pyodide" / name)
+    for path in (packages / LIBRARY, *(modules / "pyodide" / name for name in PYODIDE)):
+        shutil.copyfile(path, static / "pyodide" / path.name)
     write_editor(modules, static / "codemirror")
     files = {name: (ROOT / name).read_bytes() for name in figure_files()}
     write_zip(static / "figures.zip", files)

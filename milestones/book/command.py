@@ -18,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from .address import SITE, not_found
 from .browser_files import BookError, fetch, write
 from .exercise_files import ExerciseFiles
 from .links import faults
-from .staging import Staging
+from .staging import ICON, Staging
 
 EXAMPLE = "python -m milestones site"
 REFUSALS = (BookError,)
@@ -44,13 +45,21 @@ def main(args: argparse.Namespace) -> int:
     """Make the site."""
     if importlib.util.find_spec("sphinx") is None:
         raise BookError("the site needs Sphinx: python -m milestones extras book")
-    out: Path = args.out.resolve()
-    fetch(BUILD / "npm")
+    packages = fetch(BUILD / "npm")
     with ThreadPoolExecutor() as pool:
         slides = pool.submit(build_slides)  # another process
         exercises = ExerciseFiles()
         slides.result()
-    staging = Staging(BUILD / "book")
+    with tempfile.TemporaryDirectory(prefix="book-") as folder:  # its own for each build
+        build(Path(folder), packages, exercises, args.out.resolve())
+    sys.stdout.write(f"{args.out}: {sum(1 for _ in args.out.rglob('*.html'))} pages\n")
+    return 0
+
+
+def build(folder: Path, packages: Path, exercises: ExerciseFiles, out: Path) -> None:
+    """Make the site. folder: empty, for its sources. packages: of npm. out: replaced."""
+    sources = folder / "sources"
+    staging = Staging(sources)
     staging.fill()
     exercise_pages.lay_out(staging, exercises)
     diff_pages.lay_out(staging)
@@ -59,8 +68,9 @@ def main(args: argparse.Namespace) -> int:
     shutil.rmtree(out, ignore_errors=True)
     command = [
         sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-j", "auto",
-        "-c", str(Path(__file__).parent), "-d", str(BUILD / "doctrees"), "-E",
-        str(BUILD / "book"), str(out),
+        "-c", str(Path(__file__).parent), "-d", str(folder / "doctrees"),
+        "-D", f"html_extra_path={sources / '_extra'}", "-D", f"html_favicon={sources / ICON}",
+        str(sources), str(out),
     ]  # fmt: skip
     environment = os.environ | {"SOURCE_DATE_EPOCH": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment)
@@ -71,25 +81,26 @@ def main(args: argparse.Namespace) -> int:
     static = out / "_static"
     css = f"{theme_css()}\n{diff_pages.lesson_css()}"
     (static / "theme.css").write_text(css, encoding="utf-8")
-    write(BUILD / "npm", static)
+    write(packages, static)
     exercises.write(static / "exercises.zip")
     (out / "404.html").write_text(not_found(SITE), encoding="utf-8")
     for page in out.glob("**/*.html"):
         page.write_text(accessible(page.read_text("utf-8")), encoding="utf-8")
     if found := faults(out):
         raise BookError("\n".join(["links that lead nowhere:", *found]))
-    sys.stdout.write(f"{args.out}: {sum(1 for _ in out.rglob('*.html'))} pages\n")
-    return 0
 
 
 def accessible(text: str) -> str:
-    """Return a page that a keyboard and a screen reader can use: Sphinx leaves two things out.
+    """Return a page that a keyboard and a screen reader can use: Sphinx leaves three things out.
 
-    A caption in the sidebar is a heading without a level, and code that scrolls has no focus.
+    A caption in the sidebar is a heading without a level, the two sidebars have no names, and code
+    that scrolls has no focus.
     """
     text = text.replace(
         'class="caption" role="heading"', 'class="caption" role="heading" aria-level="2"'
     )
+    text = text.replace('class="sidebar-drawer"', 'class="sidebar-drawer" aria-label="All pages"')
+    text = text.replace('class="toc-drawer"', 'class="toc-drawer" aria-label="On this page"')
     return text.replace('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">')
 
 

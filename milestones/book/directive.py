@@ -65,17 +65,17 @@ def html_of(shown: Figure) -> str:
     data = escape(json.dumps(shown.described()))
     controls = "".join(map(control_html, shown.controls))
     return f"""
-<section class="live" id="{shown.name}" data-figure="{data}" data-answer="{asked.answer}"
-  aria-labelledby="{shown.name}-title">
-<p class="live-title" id="{shown.name}-title">{escape(shown.title)}</p>
+<section class="live" id="figure-{shown.name}" data-figure="{data}" data-answer="{asked.answer}"
+  aria-labelledby="figure-{shown.name}-title">
+<p class="live-title" id="figure-{shown.name}-title">{escape(shown.title)}</p>
 <p class="question">{escape(shown.question)}</p>
 <form class="guess" hidden><label>Your guess
 <input type="number" inputmode="numeric" required></label>
 <button>Compare</button> <output></output></form>
 <details class="answer"><summary>The answer</summary>
-<div class="drawing">{asked.svg}</div><p>{escape(asked.words)}</p></details>
+<div class="drawing" tabindex="0">{asked.svg}</div><p>{escape(asked.words)}</p></details>
 <form class="controls" hidden>{controls}<button type="reset">Reset</button></form>
-<div class="drawing now">{first.svg}</div>
+<div class="drawing now" tabindex="0">{first.svg}</div>
 <p class="words" role="status">{escape(first.words)}</p>
 </section>
 """

@@ -92,7 +92,8 @@ def libraries(files: list[Path]) -> dict[str, bytes]:
         for file in distribution.files:
             path = Path(os.path.normpath(str(distribution.locate_file(file))))
             whole = name in WHOLE and file.suffix == ".py"
-            if whole or path in files or "licenses" in file.parts:
+            licence = "licenses" in file.parts and ".dist-info" in file.parts[0]
+            if whole or path in files or licence:
                 found[file.as_posix()] = path.read_bytes()
     return found
 

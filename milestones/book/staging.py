@@ -32,6 +32,7 @@ PAGES = (
     *(f"milestones/{name}/README.md" for name in milestones()),
     *(f"milestones/electives/{name}/README.md" for name in electives()),
 )  # fmt: skip
+ICON = "favicon.svg"  # in the folder
 CODE = {".py": "python", ".toml": "toml", ".c": "c", ".js": "javascript", ".sh": "bash"}
 PICTURES = (".svg", ".png", ".gif")
 OUT_OF_SLIDES = re.compile(r'\bhref="(\.\./\.\./[^"]+)"')  # to a page of this repository
@@ -53,10 +54,9 @@ class Staging:
         self.built = built_pages()  # of the slides
 
     def fill(self) -> None:
-        """Make the folder anew."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Fill the folder with all pages."""
         (self.folder / "_extra").mkdir(parents=True)  # copied as it is: pictures that HTML names
-        (self.folder / "favicon.svg").write_text(icon(), encoding="utf-8")
+        (self.folder / ICON).write_text(icon(), encoding="utf-8")
         (self.folder / "repo").symlink_to(ROOT, target_is_directory=True)  # for `literalinclude`
         chapters = sorted((ROOT / CHAPTERS).glob("*.md"))
         for page in (*(path.relative_to(ROOT).as_posix() for path in chapters), *PAGES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.server
 import json
 import re
@@ -94,23 +95,95 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a built site, below a path of its own as on GitHub Pages."""
+def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a built site in `ladder`."""
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     folder = tmp_path_factory.mktemp("web")
     assert command.main(Namespace(out=folder / "ladder")) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(web: Path) -> Iterator[str]:
+    """The address of a built site, below a path of its own as on GitHub Pages."""
     with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Quiet, directory=str(folder))
+        ("127.0.0.1", 0), partial(Quiet, directory=str(web))
     ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/ladder"
         server.shutdown()
 
 
+def hashes(folder: Path) -> dict[str, str]:
+    """Return the hash of each file by its path."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*") if path.is_file()
+    }  # fmt: skip
+
+
+def two_builds_give_the_same_bytes(first: Path, second: Path) -> None:
+    assert command.main(Namespace(out=second)) == 0
+    one, other = hashes(first), hashes(second)
+    assert one.keys() == other.keys()
+    assert [name for name in one if one[name] != other[name]] == []
+
+
+def the_front_page_is_small(site: str, folder: Path) -> None:
+    """What a browser loads at first, before compression: the page, and all that it names."""
+    with tab(folder, f"{site}/index.html") as page:
+        page.wait_until("document.readyState === 'complete'")
+        size = page.evaluate(
+            "['navigation', 'resource'].flatMap((kind) => performance.getEntriesByType(kind))"
+            ".reduce((sum, entry) => sum + entry.decodedBodySize, 0)"
+        )
+        assert 50_000 < float(str(size)) <= 300_000
+
+
+KINDS_OF_PAGES = (
+    "index", "m3", "milestones/m3_paged/m3_1", "diffs/m4_1", "museum",
+    f"museum/{exhibits()[0].id}", "milestones/m3_paged/README", "code/m3_paged/kv_cache.py",
+)  # fmt: skip
+FINDINGS = """axe.run(document, {iframes: false}).then((found) => {
+    window.findings = found.violations.filter(({impact}) => /serious|critical/.test(impact))
+        .map(({id, nodes}) => `${id}: ${nodes[0].html.slice(0, 200)}`).join("; ");
+}); 1"""
+
+
+def axe_finds_nothing_serious(site: str, folder: Path) -> None:
+    packages = browser_files.fetch(command.BUILD / "npm")
+    axe = (packages / "node_modules/axe-core/axe.min.js").read_text("utf-8")
+    for name in KINDS_OF_PAGES:
+        with tab(folder, f"{site}/{name}.html") as page:
+            page.wait_until("location.href !== 'about:blank' && document.readyState === 'complete'")
+            page.evaluate(axe)
+            for scheme in ("light", "dark"):
+                feature = {"name": "prefers-color-scheme", "value": scheme}
+                page.ask("Emulation.setEmulatedMedia", features=[feature])
+                page.evaluate("delete window.findings; 1")
+                page.evaluate(FINDINGS)
+                page.wait_until("window.findings !== undefined")
+                assert page.evaluate("findings") == "", f"{scheme}: {name}"
+
+
+def frames_follow_the_switch(site: str, folder: Path) -> None:
+    """The reader chooses light or dark, and a run in a frame has the same colours."""
+    with tab(folder, f"{site}/m3.html") as page:
+        page.wait_until("document.readyState === 'complete'")
+        page.evaluate("document.querySelector('.frame').scrollIntoView()")
+        frame = "document.querySelector('.frame iframe').contentWindow"
+        dark = f"{frame}.matchMedia('(prefers-color-scheme: dark)').matches"
+        page.wait_until(f"{frame}.document.readyState === 'complete'")
+        for theme in ("dark", "light"):
+            page.evaluate(f"document.body.dataset.theme = '{theme}'")
+            page.wait_until(f"{dark} === {json.dumps(theme == 'dark')}")
+
+
 # Whether a figure has drawn. On a busy machine a run may be ended: then it is drawn once more.
 DRAWN = """(() => {{
-    const section = document.querySelector("#{name}"), words = section.querySelector(".words");
+    const section = document.querySelector("#figure-{name}");
+    const words = section.querySelector(".words");
     const ended = words.textContent.includes("was ended after");
     if (ended && section.dataset.python === "ready")
         section.querySelector(".controls").dispatchEvent(new Event("input"));
@@ -119,7 +192,7 @@ DRAWN = """(() => {{
 
 
 def words(page: Tab, name: str) -> str:
-    return str(page.evaluate(f"document.querySelector('#{name} .words').textContent"))
+    return str(page.evaluate(f"document.querySelector('#figure-{name} .words').textContent"))
 
 
 def figures_move_with_the_keyboard(site: str, folder: Path) -> None:
@@ -131,7 +204,7 @@ def figures_move_with_the_keyboard(site: str, folder: Path) -> None:
             page.wait_until("document.querySelector('.live')?.dataset.python === 'ready'")
             for name in figures:
                 before = words(page, name)
-                control = f"document.querySelector('#{name} .controls input[type=range]')"
+                control = f"document.querySelector('#figure-{name} .controls input[type=range]')"
                 page.evaluate(f"{control}.focus()")
                 for _ in range(3):
                     page.press("ArrowLeft")
@@ -160,14 +233,16 @@ def an_endless_loop_ends(site: str, folder: Path) -> None:
     """Its worker is ended, another one starts, and the reader's text stays."""
     with tab(folder, f"{site}/m2.html") as page:
         page.wait_until("document.querySelector('.live')?.dataset.python === 'ready'")
-        field = "document.querySelector('#schedule textarea')"
+        field = "document.querySelector('#figure-schedule textarea')"
         page.evaluate(
             f"{field}.value = 'while True: pass';"
             f"{field}.dispatchEvent(new Event('input', {{bubbles: true}}))"
         )
-        page.wait_until("document.querySelector('#schedule .error')?.textContent.includes('ended')")
+        page.wait_until(
+            "document.querySelector('#figure-schedule .error')?.textContent.includes('ended')"
+        )
         assert page.evaluate(f"{field}.value") == "while True: pass"
-        page.wait_until("document.querySelector('#schedule').dataset.python === 'ready'")
+        page.wait_until("document.querySelector('#figure-schedule').dataset.python === 'ready'")
 
 
 EDITOR = "document.querySelector('section.exercise')"
@@ -302,9 +377,13 @@ def a_bug_of_the_museum_is_found(site: str, folder: Path) -> None:
 
 
 @pytest.mark.extra("book")
-@pytest.mark.thorough("it builds the site, and starts Python in a browser")
-def test_a_reader_uses_the_figures(site: str, tmp_path: Path) -> None:
-    """One test, because two at once would build the site in the same folder."""
+@pytest.mark.thorough("it builds the site twice, and starts Python in a browser")
+def test_a_reader_uses_the_site(web: Path, site: str, tmp_path: Path) -> None:
+    """One test, because each process that ran one of several would build the site for it."""
+    two_builds_give_the_same_bytes(web / "ladder", tmp_path / "again")
+    the_front_page_is_small(site, tmp_path)
+    axe_finds_nothing_serious(site, tmp_path)
+    frames_follow_the_switch(site, tmp_path)
     figures_move_with_the_keyboard(site, tmp_path)
     a_guess_is_shown_beside_the_answer_and_kept(site, tmp_path)
     an_endless_loop_ends(site, tmp_path)

@@ -4,6 +4,7 @@
 import { Python } from "./python.js";
 
 const RUN_SECONDS = 3; // a run that takes longer is ended
+const WARM_SECONDS = 30; // the first run imports the engine
 
 function valueOf(field) {
   if (field.type === "checkbox") return Number(field.checked);
@@ -76,6 +77,12 @@ class Figure {
     if (answer) this.find(".now").innerHTML = answer.svg;
   }
 
+  // Let Python import what this figure needs, so that the first answer is as fast as the others.
+  warm() {
+    const { name, first } = this.about;
+    this.python.call("drawn", [name, JSON.stringify(first)], { seconds: WARM_SECONDS });
+  }
+
   // Only numbers are in the address, and never a text: `?triangle.tokens=12`.
   fromAddress() {
     const values = { ...this.about.first };
@@ -113,6 +120,7 @@ class Figure {
 
 const sections = [...document.querySelectorAll("section.live")];
 const python = new Python("figures", (state, said) => {
+  if (state === "ready") for (const figure of figures) figure.warm();
   for (const section of sections) {
     section.dataset.python = state;
     const words = section.querySelector(".words");
@@ -120,5 +128,5 @@ const python = new Python("figures", (state, said) => {
     else delete words.dataset.state;
   }
 });
-for (const section of sections) new Figure(section, python);
+const figures = sections.map((section) => new Figure(section, python));
 python.startNear(sections);

@@ -128,8 +128,10 @@ class Body:
         parts = "".join(self._part(part, entry.name) for part in entry.parts)
         return (
             f'<details open class="entry" id="{anchor(entry.name)}"><summary><h2>{number}. {title} '
-            f'<b class="{entry.kind}">{entry.kind}</b> <a href="#{anchor(entry.name)}">#</a></h2>'
-            f"<p>{_marked_up(entry.reason)}</p></summary>{parts}</details>\n"
+            f'<b class="{entry.kind}">{entry.kind}</b></h2>'
+            f"<p>{_marked_up(entry.reason)}</p></summary>"
+            f'<a class="here" href="#{anchor(entry.name)}" aria-label="a link to this entry">#</a>'
+            f"{parts}</details>\n"
         )
 
     def _part(self, part: Part, entry: str) -> str:

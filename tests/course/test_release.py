@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from milestones.chain import ELECTIVES, above, below, chain, course_place, place
+from milestones.chain import ELECTIVES, above, below, chain, course_place, milestones, place
 from milestones.course import catalog
 from milestones.course.diff import lesson_html
 from milestones.course.diff.lesson import lesson
@@ -195,6 +195,16 @@ def test_tests_of_absent_milestones_go() -> None:
     assert pruned(source, {"m1_a", "m3_c"}) is None
 
 
+def test_handouts_name_no_command_that_a_students_tree_lacks(tmp_path: Path) -> None:
+    """All handouts, in the tree of the highest milestone: no release has `serve`, for example."""
+    release.release(milestones()[-1], tmp_path / "student")
+    found = texts(tmp_path / "student")
+    assert absent_commands("`python -m milestones\nserve m2`", found) == ["serve"]
+    for engine in catalog.taught_engines(ROOT):
+        page = (ROOT / course_place(engine) / "README.md").read_text("utf-8")
+        assert not absent_commands(page, found), engine
+
+
 @pytest.mark.thorough("a whole tree for each milestone", fast_on=("m2_continuous",))
 @pytest.mark.electives
 def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None:
@@ -288,11 +298,17 @@ def dead_references(page: str, text: str, files: dict[str, str]) -> list[str]:
             continue  # its `__main__.py` is that of the milestone
         if not {f"{path}.py", f"{path}/__main__.py"} & files.keys():
             dead.append(module)
-    for command in re.findall(r"python -m milestones ([a-z][\w-]*)", text):
+    return dead + absent_commands(text, files)
+
+
+def absent_commands(text: str, files: dict[str, str]) -> list[str]:
+    """Return the commands of the console that a page names and the tree lacks."""
+    absent = []
+    for command in re.findall(r"python -m milestones ([a-z][\w-]*)", " ".join(text.split())):
         entry = re.search(rf'"{command}": \(\s*"([\w.]+)"', files["milestones/__main__.py"])
         if not entry or f"milestones/{entry[1].replace('.', '/')}.py" not in files:
-            dead.append(command)
-    return dead
+            absent.append(command)
+    return absent
 
 
 def solution_lines(milestone: str, tree: dict[str, str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import gzip
 import json
 import subprocess
@@ -16,7 +15,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common import EngineConfig
 from common.tracing.chrome import chrome_trace
 from common.tracing.trace import Trace
 from milestones.course.project import attribute
@@ -136,19 +134,28 @@ def test_a_trace_of_ours_is_read(make_engine: EngineFactory) -> None:
 
 
 @pytest.mark.parametrize("layers", [False, True])
-def test_a_step_of_m5_is_recorded(
-    layers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The forward begins in each step, because the one before takes 20 ms."""
-    slow = functools.partial(EngineConfig, emulated_forward_ms=20)
-    monkeypatch.setattr(step_trace, "EngineConfig", slow)
+def test_steps_of_m5_are_recorded(layers: bool, tmp_path: Path) -> None:
+    """All five steps are read: a forward may begin after the end of the step that launches it."""
     document = step_trace.record("m5_overlap", "tiny-llama", tmp_path, layers=layers)
-    made = step_trace.third_step(document)
-    trace = ChromeTrace.of(made)
-    parts = {trace.names[lane]: found for lane, found in trace.parts(trace.step()).items()}
-    assert {"wait", "schedule", "process"} <= {part.name for part in parts["host"]}
-    assert {"forward", "choose"} <= {part.name for part in parts["forward"]}
-    assert trace.step(1) == trace.step() and trace.step().start == 0, "one step, from 0 on"
+    lanes: dict[tuple[str, str], set[str]] = {}
+    for span in ChromeTrace.of(document).spans:
+        lanes.setdefault(span.lane, set()).add(span.name)
+    host, forward = ({lane for lane in lanes if name in lanes[lane]} for name in step_trace.LANES)
+    assert len(host) == len(forward) == 1 and host != forward, "two threads"
+    assert {"wait", "schedule", "process"} <= lanes[host.pop()]
+    assert {"forward", "choose"} <= lanes[forward.pop()]
+
+
+def test_the_third_step_is_kept_with_the_spans_that_touch_it() -> None:
+    steps = [event("step", 100 * number, 100) for number in range(step_trace.STEPS)]
+    forwards = [event("run_step", 100 * number + 90, 80, 2) for number in range(4)]
+    meta = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "python"}}
+    trace = ChromeTrace.of(step_trace.third_step({"traceEvents": [meta, *steps, *forwards]}))
+    step = trace.step()
+    assert trace.step(1) == step and step.start == 0, "one step, from 0 on"
+    assert list(trace.names.values()) == ["host", "forward"]
+    [[forward]] = trace.parts(step).values()
+    assert (forward.name, forward.count, forward.time) == ("run_step", 2, 80)
 
 
 @pytest.mark.parametrize("name", ["m5", "vllm"])

@@ -56,6 +56,8 @@ UNUSUAL = [
     [127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5],  # halves, between two steps
     [448.0, 2**-10, 3 * 2**-10, -(2**-10), 15 * 2**-10, 17.0, 19.0, -0.0],  # the same in fp8
     [-3.4e38, 3.4e38, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+    [-0.0] * 8,
+    [-0.0, 0.0, 1.0, 2.0, 3.0, 0.5, -0.0, 0.0],  # the smallest number has two forms
 ]
 SMALLEST_NORMAL = 2.0**-126  # some CPUs convert smaller numbers to a bfloat16 of zero
 
@@ -354,10 +356,26 @@ def test_what_cannot_be_packed_stays_float(
     module_of: ModuleOf, dim: int, dtype: torch.dtype, packs: bool
 ) -> None:
     pool = module_of("kv_pool").KVPool(
-        [LayerKV(2, dim, dim)], EngineConfig(num_pages=3), dtype, torch.device("cpu")
+        [LayerKV(2, dim, dim)], EngineConfig(num_pages=3), dtype, torch.device("cpu"), torch.int8
     )
     assert (pool.keys[0].dtype == torch.int8) == packs
     assert pool.keys[0].shape == (2, 4, 16, dim + 4 if packs else dim)
+
+
+def test_no_pool_of_another_format_is_allocated(
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An int4 pool may fit where an int8 one does not. The model is checked with some floats."""
+    pool, made = module_of("m5_kv_pool").KVPool, []
+    init = pool.__init__
+
+    def counted(self: Any, layers: Any, config: Any, dtype: torch.dtype, device: Any) -> None:
+        made.append(dtype)
+        init(self, layers, config, dtype, device)
+
+    monkeypatch.setattr(pool, "__init__", counted)
+    engine_of("int4")
+    assert made == [torch.float32, torch.int16]
 
 
 def test_the_answers_differ_from_float() -> None:

@@ -1,9 +1,9 @@
 """Elective: the KV cache in 8 bits, so that the same memory holds more tokens.
 
-A page holds one int8, or one float of 8 bits (fp8), for each number, and a scale for each token and
-head. Keys and values are packed when they are written, and every query reads packed lines, also
-those of its own token. So the position of a token alone decides what other tokens read of it.
-Scales per token and head are those of vLLM's `int8_per_token_head`.
+A page holds one int8, one float of 8 bits (fp8), or 4 bits (int4) for each number, and a scale for
+each token and head. Keys and values are packed when they are written, and every query reads packed
+lines, also those of its own token. So the position of a token alone decides what other tokens read
+of it. Scales per token and head are those of vLLM's `int8_per_token_head`.
 """
 
 from typing import TYPE_CHECKING

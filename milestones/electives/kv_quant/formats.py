@@ -75,7 +75,7 @@ def pack_int4(x: torch.Tensor) -> torch.Tensor:
     Where a number is not finite, `low` or the scale is not finite either, and so the whole line.
     """
     x = x.float()
-    low = x.amin(dim=-1, keepdim=True).bfloat16()
+    low = (x.amin(dim=-1, keepdim=True) + 0.0).bfloat16()  # -0 becomes 0, as in C and in Triton
     scale = ((x.amax(dim=-1, keepdim=True) - low.float()) / LARGEST_INT4).bfloat16()
     steps = (x - low.float()) / scale.float().where(scale > 0, 1.0)
     steps = steps.nan_to_num().round().clamp(0, LARGEST_INT4)  # NaN has no integer

@@ -38,7 +38,7 @@ class KVPool(FloatKVPool):
     """
 
     in_float: Callable[[], FloatKVPool]  # returns m5's pool for the same layers
-    in_format: Callable[[torch.dtype], KVPool]  # returns a pool with lines of another format
+    in_format: Callable[[torch.dtype], KVPool]  # returns a pool with lines of a format
 
     def __init__(
         self,
@@ -46,18 +46,19 @@ class KVPool(FloatKVPool):
         config: EngineConfig,
         dtype: torch.dtype,
         device: torch.device,
-        line_type: torch.dtype = torch.int8,
+        line_type: torch.dtype | None = None,
     ) -> None:
-        lines = layers
-        if can_pack(layers, dtype):
-            lines = [
-                replace(
-                    layer,
-                    key_dim=line_length(layer.key_dim, line_type),
-                    value_dim=line_length(layer.value_dim, line_type),
-                )
-                for layer in layers
-            ]
-        super().__init__(lines, config, dtype if lines is layers else line_type, device)
+        """line_type: of the memory. None, as in m5's runner: there is none before `in_format`."""
         self.in_float = lambda: FloatKVPool(layers, config, dtype, device)
-        self.in_format = lambda other: KVPool(layers, config, dtype, device, other)
+        self.in_format = lambda line_type: KVPool(layers, config, dtype, device, line_type)
+        if line_type is None:
+            return
+
+        def in_lines(layer: LayerKV) -> LayerKV:
+            dims = layer.key_dim, layer.value_dim
+            key_dim, value_dim = (line_length(dim, line_type) for dim in dims)
+            return replace(layer, key_dim=key_dim, value_dim=value_dim)
+
+        packs = can_pack(layers, dtype)
+        lines = list(map(in_lines, layers)) if packs else layers
+        super().__init__(lines, config, line_type if packs else dtype, device)

@@ -38,7 +38,6 @@ class ModelRunner(M5ModelRunner):
         super().check(probe, table)
 
     def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
-        """Choose the format of the lines before graphs are captured: a graph keeps the pages."""
-        self.kv_pool.release()
+        """Allocate the pool in its format before graphs are captured: a graph keeps the pages."""
         self.kv_pool = self.kv_pool.in_format(self.line_type)
         return super()._decode_graphs(config)

@@ -51,7 +51,7 @@ def store_int4_kernel(
     first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(place + DIM // 2, mask=inside, other=0.0).to(tl.float32)
     # A number that is not finite makes `low` NaN, and so the whole line.
-    unusual = tl.sum(first * 0.0 + second * 0.0)
+    unusual = tl.sum(first * 0.0 + second * 0.0) + 0.0  # not -0
     lowest = tl.min(tl.where(inside, tl.minimum(first, second), float("inf")))
     highest = tl.max(tl.where(inside, tl.maximum(first, second), -float("inf")))
     low = _to_bfloat16(lowest + unusual)

@@ -7,17 +7,21 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from common import EngineConfig, SamplingParams
+from common.engine_core import ForwardError
 from milestones.chain import load
 from milestones.serving.scale.settings import ScaleSettings
+from tests.helpers.shared_models import shared_model
 
 pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("disaggregated")]
 
@@ -30,6 +34,18 @@ GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 KILLS = (3, 9, 30)  # the steps before which a process is killed
 TRANSFERS = ("shared-memory", "distributed")
 SECONDS = 60.0
+# Programs in place of a prefill process. Their first argument is the number of their socket.
+ENDS = "pass"
+SILENT = "import time; time.sleep(600)"
+STOPS_IN_A_MESSAGE = f"import os, sys; os.write(int(sys.argv[1]), bytes([0, 0, 9, 9, 1])); {SILENT}"
+COUNTS = """
+import sys
+from multiprocessing.connection import Connection
+from common import EngineStats
+from milestones.serving.sides.messages import Posted, Report, Transfer
+report = Report(EngineStats(num_steps=3, num_running=2), Transfer(10, 1.0, 0.5))
+Connection(int(sys.argv[1])).send(Posted(report, 0))
+"""
 
 
 @contextmanager
@@ -121,6 +137,138 @@ def test_an_abort_in_the_middle_of_a_prompt_frees_both_sides() -> None:
         assert_nothing_is_held(engine)
 
 
+@pytest.fixture
+def transport_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Return a function that makes a transport with one process."""
+    from milestones.serving.sides import peer as module
+    from milestones.serving.sides.transport import ProcessTransport
+
+    transport = ProcessTransport()
+
+    def start(program: str | None = None, **config: Any) -> Any:
+        """program: in place of a prefill process. None: a real one, which sends its pages."""
+        if program is not None:
+            monkeypatch.setattr(module, "PROGRAM", ["-c", program])
+        pool: Any = SimpleNamespace(keys=[])
+        setup = module.Setup(
+            replace(CONFIG, **config), pool, transport.windows, None, 1, transport.wake
+        )
+        transport.peers.append(module.Peer(0, setup))
+        return transport
+
+    yield start
+    transport.close()
+
+
+def until(transport: Any, condition: Callable[[], Any]) -> None:
+    """Poll until a condition is true."""
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, transport.peers[0].last_error
+        transport.wait(0.05)
+        transport.poll()
+
+
+@pytest.mark.parametrize("program", [SILENT, STOPS_IN_A_MESSAGE])
+def test_a_process_that_never_gets_ready_is_killed(
+    program: str, transport_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its decode side does not wait, also not for the rest of a message."""
+    from milestones.serving.sides import peer as module
+
+    transport = transport_of(program)
+    (peer,) = transport.peers
+    transport.poll()
+    assert peer.pid is not None
+    monkeypatch.setattr(module, "START_SECONDS", 0.5)
+    until(transport, lambda: peer.num_deaths)
+    assert peer.last_error == "prefill process 0 was not ready after 0.5 s"
+
+
+def test_attempts_wait_while_no_process_runs(
+    transport_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5: processes that cannot start take no attempts. The next one gets them, in order."""
+    from milestones.serving.sides import peer as module
+
+    messages = load("disaggregated", "transport")
+    transport = transport_of(ENDS)
+    (peer,) = transport.peers
+    until(transport, lambda: peer.num_deaths)
+    assert peer.last_error == "prefill process 0 ended with status 0"
+    monkeypatch.setattr(peer, "start_at", float("inf"))
+    for attempt in (1, 2):
+        transport.send("prefill", messages.Bootstrap(attempt, None, ()))
+        transport.send("prefill", messages.Pages(attempt, 0, [attempt]))
+    transport.send("prefill", messages.Abort(1))
+    transport.send("prefill", messages.Abort(9))
+    assert transport.receive("decode") == [messages.End(1, error="it was aborted")]
+    monkeypatch.setattr(module, "PROGRAM", ["-c", SILENT])
+    peer.start_at = 0.0
+    sent: list[Any] = []
+    monkeypatch.setattr(peer, "send", sent.append)
+    transport.poll()  # it starts a process
+    assert [type(message).__name__ for message in sent] == ["Bootstrap", "Pages"]
+    assert transport.peer_of == {2: peer} and not transport.waiting
+
+
+def test_counters_of_processes_that_have_ended_stay(transport_of: Callable[..., Any]) -> None:
+    """`/metrics` has counters: one that fell would count twice."""
+    transport = transport_of(COUNTS)
+    (peer,) = transport.peers
+    for number in (1, 2):
+        peer.start_at = 0.0
+        until(transport, lambda: peer.num_deaths == number)  # noqa: B023
+        assert peer.report.stats.num_steps == 3 * number and peer.report.stats.num_running == 2
+        assert peer.report.transfer.num_bytes == 10 * number
+
+
+@pytest.mark.thorough("it starts a process that imports torch")
+def test_a_process_that_cannot_start_says_why(transport_of: Callable[..., Any]) -> None:
+    transport = transport_of(model="/no/model")
+    until(transport, lambda: transport.peers[0].num_deaths)
+    error = transport.peers[0].last_error
+    assert error.startswith("prefill process 0 could not start: ") and "/no/model" in error
+
+
+@pytest.mark.thorough("it starts a process that imports torch")
+def test_a_process_that_waits_for_its_decode_side_ends_with_it(
+    transport_of: Callable[..., Any],
+) -> None:
+    """Ready, it joins a process group. Its decode side ends, and never joins."""
+    from milestones.serving.sides.messages import Posted, Ready
+
+    (peer,) = transport_of(max_model_len=64).peers
+    running, end = peer.running, time.monotonic() + SECONDS
+    while not running.inbox.messages:
+        assert time.monotonic() < end and not running.inbox.is_closed
+        time.sleep(0.05)
+    assert list(running.inbox.messages) == [Posted(Ready(), 0)]
+    ours = running.inbox.connection.fileno()
+    with socket.socket(fileno=os.dup(ours)) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+    assert running.process.wait(SECONDS) == 0
+
+
+def test_only_a_failure_of_known_requests_is_searched() -> None:
+    from milestones.serving.sides.engine import DecodeCore
+    from milestones.serving.sides.messages import ForwardFailed
+
+    core: Any = SimpleNamespace(transport=SimpleNamespace(failures=[]), receiver=SimpleNamespace())
+    core.receiver.requests = {1: "a request"}
+    core.transport.failures += [ForwardFailed((5,), "", False)]
+    DecodeCore.run_prefill(core)  # its requests have ended
+    core.transport.failures += [
+        ForwardFailed((1, 5), "", False), ForwardFailed((5,), "I3: a page is lost", True)
+    ]  # fmt: skip
+    with pytest.raises(ForwardError) as one:
+        DecodeCore.run_prefill(core)
+    assert one.value.requests == ["a request"] and isinstance(one.value.error, RuntimeError)
+    with pytest.raises(ForwardError, match="I3: a page is lost") as other:
+        DecodeCore.run_prefill(core)
+    assert isinstance(other.value.error, AssertionError)
+
+
 def test_memory_is_shared_and_ends_with_its_pool() -> None:
     from milestones.serving.sides.pages import share
 
@@ -174,8 +322,38 @@ def test_sides_that_cannot_be_are_refused(settings: dict[str, Any], words: str) 
         ScaleSettings(**settings)
 
 
+def test_pools_of_all_processes_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from milestones.serving.sides.engine import open_runner
+
+    config, loaded = replace(CONFIG, num_pages=None, max_model_len=64), shared_model(CONFIG.model)
+    sizes = []
+    for num_prefill in (1, 3):
+        monkeypatch.setattr(load("disaggregated", "kv_pool"), "available_memory", lambda: 400_000)
+        runner = open_runner(loaded.model, config, num_prefill)
+        sizes.append(runner.kv_pool.num_pages)
+        runner.close()
+    assert sizes[1] == sizes[0] // 2
+
+
 def test_hidden_seconds_are_those_beside_a_forward() -> None:
     from milestones.serving.sides.meter import overlap
 
     assert overlap((1.0, 3.0), [(0.0, 1.5), (2.0, 2.25), (2.75, 9.0)]) == pytest.approx(1.0)
     assert overlap((1.0, 3.0), []) == 0
+
+
+def test_a_long_history_costs_a_new_span_nothing() -> None:
+    """4,096 forwards are kept, and a send for each layer of each step looks at them."""
+    from milestones.serving.sides.meter import overlap
+
+    looked_at = [0]
+
+    class History(list[tuple[float, float]]):
+        def __reversed__(self) -> Iterator[Any]:
+            for span in super().__reversed__():
+                looked_at[0] += 1
+                yield span
+
+    forwards = History((float(number), number + 0.5) for number in range(4096))
+    assert overlap((4094.25, 4095.25), forwards) == pytest.approx(0.5)
+    assert looked_at[0] <= 4

@@ -47,6 +47,12 @@ if TYPE_CHECKING:
 INCARNATIONS = count(1)
 
 
+def with_counters_of(mine: EngineStats, *others: EngineStats) -> EngineStats:
+    """Return the stats of a side, with the counters of all sides together."""
+    sides, names = [mine, *others], [counter.name for counter in fields(StepCounters)]
+    return replace(mine, **{name: sum(getattr(side, name) for side in sides) for name in names})
+
+
 class PrefillCore(M5EngineCore):
     """Computes prompts. It hears of requests, and answers, by messages only."""
 
@@ -221,10 +227,7 @@ class EngineCore(M5EngineCore):
 
     def stats(self) -> EngineStats:
         """Return the counters of both sides together. Pages are those of the decode side."""
-        mine, other = super().stats(), self.prefill.stats()
-        names = [counter.name for counter in fields(StepCounters)]
-        sums = {name: getattr(mine, name) + getattr(other, name) for name in names}
-        return replace(mine, **sums)
+        return with_counters_of(super().stats(), self.prefill.stats())
 
     def check_invariants(self) -> None:
         super().check_invariants()

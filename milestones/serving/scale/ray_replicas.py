@@ -48,6 +48,7 @@ class EngineDeployment(Replica):
         """Ray calls this every few seconds, and replaces a replica for which it raises."""
         if not self.is_alive:
             raise RuntimeError("the engine of this replica has failed")
+        self.poll()
 
     async def __del__(self) -> None:
         """Ray calls this after the last answer, when it removes the replica."""

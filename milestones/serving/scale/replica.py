@@ -50,6 +50,7 @@ class Replica:
         self._stack = AsyncExitStack()
         self._starting: asyncio.Lock = asyncio.Lock()
         self._is_started = False
+        self._has_sides = scale.decode > 0
 
     async def stop(self) -> None:
         """Close the engine."""
@@ -59,6 +60,11 @@ class Replica:
     def is_alive(self) -> bool:
         """Return whether the engine can still answer."""
         return not self._is_started or self._api.engine.is_alive
+
+    def poll(self) -> None:
+        """Let an engine with prefill processes notice which have ended, also if it is idle."""
+        if self._has_sides and self._is_started:
+            self._api.engine.post(poll_prefill_processes)
 
     def description(self) -> Description:
         """Return what a front must know."""
@@ -164,6 +170,11 @@ def open_engine(milestone: str, config: EngineConfig, scale: ScaleSettings) -> L
 
     num_prefill = scale.prefill // scale.decode
     return DecodeSide(config, num_prefill=num_prefill, kv_transfer=scale.kv_transfer)
+
+
+def poll_prefill_processes(engine: Any) -> None:
+    """Notice which prefill processes have ended. The engine is a decode side."""
+    engine.core.poll()
 
 
 def description(name: str, engine: LLMEngine, chat_template: str | None) -> Description:

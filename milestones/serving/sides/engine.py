@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from common import EngineConfig, EngineStats
 from common.engine_core import EngineCoreOutput, ForwardError
-from common.outputs import StepCounters
 
-from ...electives.disaggregated.engine import EngineCore
+from ...electives.disaggregated.engine import EngineCore, with_counters_of
 from ...electives.disaggregated.engine import LLMEngine as InProcess
+from ...electives.disaggregated.kv_pool import affordable_pages
 from ...electives.disaggregated.m5_model_runner import ModelRunner
 from .metrics import TransferCollector
 from .pages import share
@@ -26,7 +26,6 @@ from .transport import ProcessTransport
 KVTransfer = Literal["shared-memory", "distributed"]
 WAIT_SECONDS = 0.005  # for pages, while there is nothing to compute
 SETTLE_SECONDS = 0.2  # the longest wait for the last confirmations
-START_SECONDS = 600.0  # the longest time in which a process must load its model
 
 
 class PrefillSide:
@@ -88,12 +87,16 @@ class DecodeCore(EngineCore):
 
     def _wait_until_ready(self) -> None:
         """Raises `RuntimeError` if a process ends before it is ready."""
-        end = time.monotonic() + START_SECONDS
         while not all(peer.is_ready for peer in self.transport.peers):
             self.transport.wait(0.1)
-            self.transport.receive("decode")
-            if any(peer.num_deaths for peer in self.transport.peers) or time.monotonic() > end:
-                raise RuntimeError("a prefill process could not start: its last lines are above")
+            self.poll()
+            for peer in self.transport.peers:
+                if peer.last_error:
+                    raise RuntimeError(peer.last_error)
+
+    def poll(self) -> None:
+        """Notice prefill processes that have ended, and start new ones. A step does it, too."""
+        self.transport.poll()
 
     def step(self) -> list[EngineCoreOutput]:
         """Take what has arrived since the last step, and run a step of this side."""
@@ -109,7 +112,10 @@ class DecodeCore(EngineCore):
         if self.transport.failures:
             failure, known = self.transport.failures.pop(0), self.receiver.requests
             requests = [known[attempt] for attempt in failure.attempts if attempt in known]
-            raise ForwardError(requests, RuntimeError(failure.error))
+            if failure.is_blameless:
+                raise ForwardError(requests, AssertionError(failure.error))
+            if requests:  # otherwise all of them have ended meanwhile
+                raise ForwardError(requests, RuntimeError(failure.error))
 
     def settle(self) -> None:
         """Wait a moment for the last confirmations. Later ones are taken with the next request."""
@@ -121,9 +127,7 @@ class DecodeCore(EngineCore):
     def stats(self) -> EngineStats:
         """Return the counters of both sides. Pages are those of the decode side."""
         mine = super(EngineCore, self).stats()
-        sides = [mine, *(peer.report.stats for peer in self.transport.peers)]
-        names = [counter.name for counter in fields(StepCounters)]
-        return replace(mine, **{name: sum(getattr(s, name) for s in sides) for name in names})
+        return with_counters_of(mine, *(peer.report.stats for peer in self.transport.peers))
 
 
 class LLMEngine(InProcess):
@@ -154,7 +158,23 @@ class LLMEngine(InProcess):
                 "kv_transfer=shared-memory needs a CPU: processes on GPUs share no memory. "
                 "Set kv_transfer=distributed"
             )
-        runner = ModelRunner(model, self.config)
+        runner = open_runner(model, self.config, self.num_prefill)
         core = DecodeCore(self.config, runner, self.num_prefill, self.kv_transfer)
         core.now = self.now
         return core
+
+
+def open_runner(model: Any, config: EngineConfig, num_prefill: int) -> ModelRunner:
+    """Return the runner of the decode side. All processes have pools of one size.
+
+    By itself, a pool on a CPU takes a share of the memory that leaves room for one more.
+    """
+    runner = ModelRunner(model, config)
+    pool = runner.kv_pool
+    if config.num_pages is None and num_prefill > 1:
+        page_bytes = sum(tensor[:, 0].nbytes for tensor in (*pool.keys, *pool.values))
+        num_pages = affordable_pages(config, page_bytes * (1 + num_prefill) // 2, model.device)
+        if num_pages < pool.num_pages:
+            runner.close()
+            return ModelRunner(model, replace(config, num_pages=num_pages))
+    return runner

@@ -7,6 +7,8 @@ from typing import Any
 
 from common import EngineConfig, EngineStats
 
+from ...electives.disaggregated.engine import with_counters_of
+
 
 @dataclass(frozen=True)
 class Start:
@@ -23,15 +25,26 @@ class Start:
 
 @dataclass(frozen=True)
 class Ready:
-    """The prefill process waits for attempts."""
+    """The prefill process has its model. If pages are sent, it waits for the process group."""
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """The last message of a prefill process that cannot start."""
+
+    error: str
 
 
 @dataclass(frozen=True)
 class ForwardFailed:
-    """The forward of these attempts failed. The decode side must abort them."""
+    """The forward of these attempts failed. The decode side must abort them.
+
+    is_blameless: no request can be the cause, for example because an invariant is broken.
+    """
 
     attempts: tuple[int, ...]
     error: str
+    is_blameless: bool
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,11 @@ class Report:
 
     stats: EngineStats = field(default_factory=EngineStats)
     transfer: Transfer = Transfer()
+
+    def after(self, earlier: Report) -> Report:
+        """Return this report with what processes before this one have counted."""
+        stats = with_counters_of(self.stats, earlier.stats)
+        return Report(stats, earlier.transfer + self.transfer)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .messages import Transfer
@@ -41,7 +41,15 @@ class TransferMeter:
         return Transfer(num_bytes, self.total.seconds, self.total.hidden_seconds)
 
 
-def overlap(span: Span, others: Iterable[Span]) -> float:
-    """Return the seconds of a span in which one of the others runs. These do not overlap."""
+def overlap(span: Span, others: Sequence[Span]) -> float:
+    """Return the seconds of a span in which one of the others runs. These do not overlap.
+
+    others: oldest first. The span is new, so the search begins with the newest.
+    """
     begin, end = span
-    return sum(max(0.0, min(end, other[1]) - max(begin, other[0])) for other in others)
+    seconds = 0.0
+    for other_begin, other_end in reversed(others):
+        if other_end <= begin:
+            break
+        seconds += max(0.0, min(end, other_end) - max(begin, other_begin))
+    return seconds

@@ -94,16 +94,35 @@ class Rendezvous:
 
     path: str
 
-    def open(self, device: torch.device, rank: int) -> Any:
-        """Return the process group, after both have called this function."""
-        return open_ranks(device, rank, 2, self.path, NEVER).group
+
+class PageGroup:
+    """A process group of both processes. To join it takes half a minute at most."""
+
+    def __init__(self, rendezvous: Rendezvous, device: torch.device, rank: int) -> None:
+        """Raises `RuntimeError` if the other process does not come."""
+        on_gpu = device.type == "cuda"
+        limit = NEVER if on_gpu else None  # NCCL has one limit for all; it does not wait here
+        self._group = open_ranks(device, rank, 2, rendezvous.path, limit).group
+        self._limit = () if on_gpu else (NEVER,)
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Send a tensor to the decode side."""
+        self._group.send([tensor.contiguous()], DECODE, 0).wait(*self._limit)
+
+    def receive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Wait for a tensor of the prefill side. Return the argument, which then has its numbers.
+
+        Raises `RuntimeError` if the connection is closed.
+        """
+        self._group.recv([tensor], PREFILL, 0).wait(*self._limit)
+        return tensor
 
 
 class PageSender:
     """The prefill side's end of a process group."""
 
     def __init__(self, rendezvous: Rendezvous, device: torch.device) -> None:
-        self.group = rendezvous.open(device, PREFILL)
+        self.group = PageGroup(rendezvous, device, PREFILL)
         self.num_writes = 0
 
     def write(
@@ -112,7 +131,7 @@ class PageSender:
         """Send one layer of pages. keys, values: [heads, pages, page_size, D]."""
         head = torch.tensor([layer, attempt, len(targets)], device=keys.device)
         for tensor in (head, torch.tensor(targets, device=keys.device), keys, values):
-            self.group.send([tensor.contiguous()], DECODE, 0).wait()
+            self.group.send(tensor)
         self.num_writes += 1
 
 
@@ -136,25 +155,20 @@ class PageReceiver:
         """Write pages until the prefill process has ended."""
         device = self.pool.keys[0].device
         try:
-            group = self.rendezvous.open(device, DECODE)
+            group = PageGroup(self.rendezvous, device, DECODE)
             while True:
                 self.write(group, device)
         except RuntimeError:  # the connection is closed: its socket tells the same to the transport
             return
 
-    def write(self, group: Any, device: torch.device) -> None:
+    def write(self, group: PageGroup, device: torch.device) -> None:
         """Wait for one layer of pages, and write it."""
-
-        def receive(tensor: torch.Tensor) -> torch.Tensor:
-            group.recv([tensor], PREFILL, 0).wait()
-            return tensor
-
-        head = receive(torch.empty(3, dtype=torch.int64, device=device))
+        head = group.receive(torch.empty(3, dtype=torch.int64, device=device))
         layer, attempt, num_pages = head.tolist()
-        targets = receive(torch.empty(num_pages, dtype=torch.int64, device=device))
+        targets = group.receive(torch.empty(num_pages, dtype=torch.int64, device=device))
         for pool in (self.pool.keys[layer], self.pool.values[layer]):
             heads, _, *rest = pool.shape
-            pages = receive(pool.new_empty((heads, num_pages, *rest)))
+            pages = group.receive(pool.new_empty((heads, num_pages, *rest)))
             with self.windows.writing(attempt) as is_open:
                 if is_open:
                     pool.index_copy_(1, targets, pages)

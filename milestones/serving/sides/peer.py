@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -19,11 +20,14 @@ from common import EngineConfig
 from ...electives.disaggregated.kv_pool import KVPool
 from ...electives.disaggregated.lease import LEASE_SECONDS
 from ...electives.disaggregated.transport import Alive, Heartbeat, Windows
-from .messages import Posted, Ready, Report, Start, Transfer
+from .inbox import Inbox
+from .messages import Posted, Ready, Report, Start, StartFailed
 from .outbox import Outbox
 from .pages import EVERY_WRITE, PageReceiver, Rendezvous, SharedMemory, new_rendezvous
 
 ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = ["-m", "milestones.serving.sides.prefill_process"]
+START_SECONDS = 600.0  # the longest time in which a process must load its model
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a process that cannot start starts again
 
 
@@ -39,7 +43,7 @@ class Setup:
     windows: Windows
     memory: SharedMemory | None
     num_threads: int
-    wake: Callable[[], None]  # called by another thread when pages have arrived
+    wake: Callable[[], None]  # called by other threads when messages or pages have arrived
 
 
 @dataclass
@@ -47,14 +51,15 @@ class Running:
     """A process, from its start to its end."""
 
     process: subprocess.Popen[bytes]
-    connection: Connection
+    inbox: Inbox
     outbox: Outbox
-    receiver: PageReceiver | None
     rendezvous: Rendezvous | None
+    started_at: float
+    receiver: PageReceiver | None = None  # of sent pages, when the process is ready
     is_ready: bool = False
     asked_at: float | None = None  # the first heartbeat that it has not answered
-    posted: list[Posted] = field(default_factory=list)  # read, but their pages are not all here
-    report: Report = field(default_factory=Report)
+    posted: deque[Posted] = field(default_factory=deque)  # read, but their pages are not all here
+    error: str = ""  # why it cannot start
 
 
 class Peer:
@@ -66,9 +71,11 @@ class Peer:
         self.now = time.monotonic
         self.attempts: set[int] = set()
         self.num_deaths = 0
+        self.last_error = ""  # why the last process has ended
         self.pause = FIRST_PAUSE
         self.start_at = 0.0  # the time before which no process is started
-        self.sent = Transfer()  # by processes that have ended
+        self.report = Report()  # the newest; it counts what all processes of this place have done
+        self.earlier = Report()  # the last one of the processes that have ended
         self.running: Running | None = self._start()
 
     @property
@@ -78,12 +85,6 @@ class Peer:
     @property
     def is_ready(self) -> bool:
         return self.running is not None and self.running.is_ready
-
-    @property
-    def report(self) -> Report:
-        """The newest report. Its transfers are those of all processes that have had this place."""
-        report = Report() if self.running is None else self.running.report
-        return Report(report.stats, self.sent + report.transfer)
 
     def send(self, message: Any) -> None:
         """Send a message. If the process has ended, it is lost, and `poll` will notice it."""
@@ -101,45 +102,54 @@ class Peer:
             if self.now() >= self.start_at:
                 self.running = self._start()
             return
-        is_alive = self._read(running)
+        messages, is_closed = running.inbox.take()
+        running.posted += messages
         num_writes = EVERY_WRITE if running.receiver is None else running.receiver.num_writes
         while running.posted and running.posted[0].num_writes <= num_writes:
-            message = running.posted.pop(0).message
+            message = running.posted.popleft().message
             if isinstance(message, Ready):
-                running.is_ready, self.pause = True, FIRST_PAUSE
+                self._welcome(running)
+            elif isinstance(message, StartFailed):
+                running.error = f"could not start: {message.error}"
             elif isinstance(message, Alive):
                 running.asked_at = None
             elif isinstance(message, Report):
-                running.report = message
+                self.report = message.after(self.earlier)
             else:
                 yield message
-        if not is_alive or self._is_stuck(running):
-            self.end(running)
+        stuck = self._why_stuck(running)
+        if is_closed or stuck:
+            self.end(running, "" if is_closed else stuck)
             yield None
 
-    def _read(self, running: Running) -> bool:
-        """Read what has arrived. Return whether the process lives."""
-        try:
-            while running.connection.poll():
-                running.posted.append(running.connection.recv())
-        except (EOFError, OSError):
-            return False
-        return True
+    def _welcome(self, running: Running) -> None:
+        """Meet a process that has its model. Before, it may end, and a thread would wait for it."""
+        running.is_ready, self.pause = True, FIRST_PAUSE
+        if running.rendezvous is not None:
+            setup = self.setup
+            running.receiver = PageReceiver(
+                running.rendezvous, setup.pool, setup.windows, setup.wake
+            )
 
-    def _is_stuck(self, running: Running) -> bool:
-        """Return whether the process has not answered a heartbeat for the time of a lease."""
-        asked = running.asked_at
-        return asked is not None and self.now() - asked > LEASE_SECONDS
+    def _why_stuck(self, running: Running) -> str:
+        """Return what a process that seems to live has not done in time; nothing if all is well."""
+        if not running.is_ready and self.now() - running.started_at > START_SECONDS:
+            return f"was not ready after {START_SECONDS:g} s"
+        if running.asked_at is not None and self.now() - running.asked_at > LEASE_SECONDS:
+            return f"did not answer for {LEASE_SECONDS:g} s"
+        return ""
 
-    def end(self, running: Running) -> None:
+    def end(self, running: Running, reason: str = "") -> None:
         """End the process for certain, so that it writes no page from here on."""
         running.process.kill()
-        running.process.wait()
+        status = running.process.wait()
         running.outbox.close()
-        running.connection.close()
+        running.inbox.close()
         if running.rendezvous is not None:
             shutil.rmtree(Path(running.rendezvous.path).parent, ignore_errors=True)
-        self.sent += running.report.transfer
+        why = reason or running.error or f"ended with status {status}"
+        self.last_error = f"prefill process {self.number} {why}"
+        self.earlier = self.report
         self.num_deaths += 1
         if not running.is_ready:  # it may never start: do not try all the time
             self.start_at = self.now() + self.pause
@@ -164,18 +174,14 @@ class Peer:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "milestones.serving.sides.prefill_process",
-                 str(theirs.fileno())],
+                [sys.executable, *PROGRAM, str(theirs.fileno())],
                 pass_fds=[theirs.fileno(), *fds],
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(setup.num_threads)},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
         connection = Connection(ours.detach())
-        outbox = Outbox(connection, on_error=process.kill)
+        inbox, outbox = Inbox(connection, setup.wake), Outbox(connection, on_error=process.kill)
         outbox.put(Start(setup.config, pages, sys.path, setup.num_threads))
-        receiver = rendezvous = None
-        if isinstance(pages, Rendezvous):
-            rendezvous = pages
-            receiver = PageReceiver(pages, setup.pool, setup.windows, setup.wake)
-        return Running(process, connection, outbox, receiver, rendezvous)
+        rendezvous = pages if isinstance(pages, Rendezvous) else None
+        return Running(process, inbox, outbox, rendezvous, self.now())

@@ -16,6 +16,7 @@ import torch
 
 from common.engine_core import ForwardError
 from common.hf.model_loading import load_model
+from common.llm_engine import BLAMELESS
 
 from ...electives.disaggregated.engine import PrefillCore
 from ...electives.disaggregated.model_runner import PrefillRunner
@@ -29,7 +30,17 @@ from ...electives.disaggregated.transport import (
     Side,
     Transport,
 )
-from .messages import Check, Checked, ForwardFailed, Posted, Ready, Report, Reset, Start
+from .messages import (
+    Check,
+    Checked,
+    ForwardFailed,
+    Posted,
+    Ready,
+    Report,
+    Reset,
+    Start,
+    StartFailed,
+)
 from .meter import TransferMeter
 from .pages import PageSender, SharedMemory
 
@@ -37,7 +48,10 @@ IDLE_SECONDS = 1.0  # between two looks at the leases
 
 
 class ChildTransport(Transport):
-    """The socket to the decode side. A thread reads it, also while a forward is computed."""
+    """The socket to the decode side. A thread reads it, also while the model is loaded.
+
+    So this process ends with its decode side, whatever it waits for.
+    """
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
@@ -45,12 +59,7 @@ class ChildTransport(Transport):
         self.sender: PageSender | None = None
         self._sending = threading.Lock()
         self._arrived = threading.Event()
-        self._reader = threading.Thread(target=self._read, name="messages", daemon=True)
-
-    def start(self) -> None:
-        """Say that this side is ready, and read from now on."""
-        self.post(Ready())
-        self._reader.start()
+        threading.Thread(target=self._read, name="messages", daemon=True).start()
 
     def send(self, side: Side, message: Message) -> None:
         assert side == "decode", "this is the prefill side"
@@ -126,29 +135,36 @@ class ProcessCore(PrefillCore):
         except ForwardError as failure:
             known = self.scheduler.attempts
             attempts = tuple(known[request] for request in failure.requests if request in known)
-            self.transport.post(ForwardFailed(attempts, str(failure)))
+            is_blameless = isinstance(failure.error, BLAMELESS)
+            self.transport.post(ForwardFailed(attempts, str(failure), is_blameless))
             while not self.scheduler.transfers.keys().isdisjoint(attempts):
                 self.transport.wait()
                 self.receive()
             self.finish_sends()
 
 
-def open_core(connection: Connection, start: Start) -> ProcessCore:
+def open_core(transport: ChildTransport, start: Start) -> ProcessCore:
     """Load the model, and return the core of this process."""
-    loaded, transport = load_model(start.config), ChildTransport(connection)
+    loaded = load_model(start.config)
     runner: PrefillRunner
     if isinstance(start.pages, SharedMemory):
         runner = PrefillRunner(loaded.model, start.config, _pool_of(start.pages))
     else:
         runner = SendingRunner(loaded.model, start.config, _pool_of(None))
-        runner.sender = transport.sender = PageSender(start.pages, loaded.model.device)
     return ProcessCore(start.config, runner, transport)
+
+
+def meet(core: ProcessCore, start: Start) -> None:
+    """Say that this process is ready. If pages are sent, join the process group."""
+    transport, runner = core.transport, core.runner
+    transport.post(Ready())
+    if isinstance(runner, SendingRunner):
+        runner.sender = transport.sender = PageSender(start.pages, runner.model.device)
 
 
 def run(core: ProcessCore) -> None:
     """Compute prompts until this process is ended."""
     transport, meter = core.transport, TransferMeter(core.runner)
-    transport.start()
     while True:
         if core.has_work:
             core.step_or_report()
@@ -180,7 +196,14 @@ def main() -> None:
         start: Start = connection.recv()
         sys.path[:] = start.sys_path
         torch.set_num_threads(start.num_threads)
-        run(open_core(connection, start))
+        transport = ChildTransport(connection)
+        try:
+            core = open_core(transport, start)
+        except Exception as error:
+            transport.post(StartFailed(f"{type(error).__name__}: {error}"))
+            raise
+        meet(core, start)
+        run(core)
     os._exit(0)  # an orderly end of torch's threads would take a second
 
 

@@ -2,7 +2,8 @@
 
 An attempt goes to the process with the fewest attempts. If this process ends, in whatever way, its
 attempts end with an error, and the receiver tries them again. A process that has stopped to answer
-is killed first. So the memory of an attempt that has ended is never written again.
+is killed first. So the memory of an attempt that has ended is never written again. While no process
+runs, attempts wait for the next one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class ProcessTransport(Transport):
         super().__init__()
         self.peers: list[Peer] = []
         self.peer_of: dict[int, Peer] = {}  # by attempt
+        self.waiting: dict[int, list[Message]] = {}  # for a process; their messages, by attempt
         self.failures: list[ForwardFailed] = []
         self.checked: list[Checked] = []
         self._wake, self._awake = socket.socketpair()
@@ -47,21 +49,28 @@ class ProcessTransport(Transport):
                 peer.send(Heartbeat(frozenset(peer.attempts)))
             self.mailboxes["decode"].append(Alive(0))  # a process that ends is noticed here
         elif isinstance(message, Bootstrap):
-            self._begin(message)
-        elif isinstance(message, (Pages, Abort)) and message.attempt in self.peer_of:
-            self.peer_of[message.attempt].send(message)
+            self.waiting[message.attempt] = [message]
+            self._give_out()
+        elif isinstance(message, (Pages, Abort)):
+            if owner := self.peer_of.get(message.attempt):
+                owner.send(message)
+            elif message.attempt in self.waiting:
+                self._keep(message)
 
-    def receive(self, side: Side) -> list[Message]:
+    def poll(self) -> None:
+        """Read what has arrived. Notice processes that have ended, and start new ones."""
         for peer in self.peers:
             for message in peer.poll():
                 self._take(peer, message)
+        self._give_out()
+
+    def receive(self, side: Side) -> list[Message]:
+        self.poll()
         return super().receive(side)
 
     def wait(self, seconds: float) -> None:
         """Wait for a message, for pages, or for the end of a process."""
-        running = [peer.running for peer in self.peers if peer.running is not None]
-        ready = wait([self._awake, *(one.connection for one in running)], seconds)
-        if self._awake in ready:
+        if wait([self._awake], seconds):
             self._awake.recv(4096)
 
     def wake(self) -> None:
@@ -95,17 +104,24 @@ class ProcessTransport(Transport):
         for peer in self.peers:
             peer.close()
 
-    def _begin(self, message: Bootstrap) -> None:
-        """Give an attempt to a process, if one runs. One that still loads its model may wait."""
+    def _give_out(self) -> None:
+        """Give attempts to processes, if any runs. One that still loads its model may wait."""
         running = [peer for peer in self.peers if peer.running is not None]
-        if not running:
-            error = "no prefill process runs"
-            self.mailboxes["decode"].append(End(message.attempt, error=error))
-            return
-        peer = min(running, key=lambda peer: (not peer.is_ready, len(peer.attempts)))
-        self.peer_of[message.attempt] = peer
-        peer.attempts.add(message.attempt)
-        peer.send(message)
+        while running and self.waiting:
+            attempt = next(iter(self.waiting))
+            peer = min(running, key=lambda peer: (not peer.is_ready, len(peer.attempts)))
+            self.peer_of[attempt] = peer
+            peer.attempts.add(attempt)
+            for message in self.waiting.pop(attempt):
+                peer.send(message)
+
+    def _keep(self, message: Pages | Abort) -> None:
+        """Keep a message with its attempt, which waits for a process. An abort ends it at once."""
+        if isinstance(message, Pages):
+            self.waiting[message.attempt].append(message)
+        else:
+            del self.waiting[message.attempt]
+            self.mailboxes["decode"].append(End(message.attempt, error="it was aborted"))
 
     def _take(self, peer: Peer, message: Any) -> None:
         """Process a message of a process. None: it has ended."""
@@ -119,8 +135,7 @@ class ProcessTransport(Transport):
         elif message is None:
             for attempt in sorted(peer.attempts):
                 self._forget(attempt)
-                error = "the prefill process has ended"
-                self.mailboxes["decode"].append(End(attempt, error=error))
+                self.mailboxes["decode"].append(End(attempt, error=peer.last_error))
 
     def _forget(self, attempt: int) -> None:
         peer = self.peer_of.pop(attempt, None)

@@ -16,7 +16,7 @@ from common.config import DEFAULT_MAX_MODEL_LEN
 from common.displays.demo import parser as demo_parser
 from m5_overlap.cuda_graph import graph_sizes
 from milestones.__main__ import COMMANDS
-from milestones.chain import course_place, find_engine
+from milestones.chain import course_place, find_engine, load
 from milestones.course import catalog
 from milestones.course.student.measure import MEASUREMENTS, MORE
 from tests.conftest import ROOT
@@ -248,3 +248,6 @@ def test_the_pool_of_the_handout() -> None:
     told = f"{config.max_num_seqs} requests of {DEFAULT_MAX_MODEL_LEN:,} tokens"
     assert f"{told}, the pool is at most {pages:,} pages" in flat(SIZING)
     assert f"which are {gigabytes:.1f} GB" in flat(SIZING)
+    share = load("m3_paged", "kv_pool").FREE_MEMORY_SHARE
+    assert f"from {gigabytes / share:.1f} GB of free memory on a GPU" in flat(SIZING)
+    assert f"from {gigabytes / (share / 2):.1f} GB on a CPU" in flat(SIZING)

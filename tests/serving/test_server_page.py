@@ -377,7 +377,7 @@ def test_pause_freezes_the_picture(serve: Serve, tmp_path: Path) -> None:
     with opened(run, tmp_path) as page:
         page.evaluate("play(false)")
         frozen = page.evaluate("$('running').parentElement.innerHTML + $('where').textContent")
-        run.post(COMPLETE, call())
+        run.post(COMPLETE, call(ignore_eos=True))
         page.wait_until("numHeld > 10")
         now = page.evaluate("$('running').parentElement.innerHTML + $('where').textContent")
         assert now == frozen
@@ -416,14 +416,14 @@ def test_a_long_pause_begins_again(serve: Serve, tmp_path: Path) -> None:
     run = serve()
     with opened(run, tmp_path) as page:
         page.evaluate("play(false); numHeld = MOST_STEPS")
-        run.post(COMPLETE, call())
+        run.post(COMPLETE, call(ignore_eos=True))
         page.wait_until("isStale && held.length === 0")
         late = "new Promise(done => (release = done))"
         page.evaluate(f"fetch = (old => (...all) => {late}.then(() => old(...all)))(fetch)")
         page.evaluate("release = null; takes = 0; take = (old => e => (takes++, old(e)))(take)")
         page.evaluate("play(true)")
         page.wait_until("release !== null")
-        run.post(COMPLETE, call())
+        run.post(COMPLETE, call(ignore_eos=True))
         page.wait_until("takes > 1")
         page.evaluate("release()")
         page.wait_until("!isStale && shown === lastStep()")

@@ -249,6 +249,7 @@ def prompts(page: Watcher, events: list[dict[str, Any]]) -> list[str]:
 
 
 @only_highest
+@pytest.mark.before("kv_quant")  # the answers of the engine beside it are others
 def test_two_engines_have_one_crowd(make_engine: EngineFactory, serve: Serve) -> None:
     """Each user asks both engines the same: the follow-up too, because the answers are equal."""
     with side_by_side(make_engine, serve) as (run, first, second):

@@ -116,6 +116,7 @@ MODELS = {
     "lora": ("hash", *TINY),
     "embedding": ("hash", *TINY),
     "hybrid_memory": ("hash", "tiny-gemma3_text", "tiny-qwen3_next"),
+    "kv_quant": ("hash",),  # of other models, its answers are not Hugging Face's
 }
 
 _folder = TemporaryDirectory(prefix="soak-adapters-")

@@ -226,6 +226,62 @@ def test_a_busy_prefill_side_is_not_declared_dead(module_of: ModuleOf) -> None:
     assert engine.core.receiver.numbers.__next__() == 4, "an attempt was stopped"
 
 
+def test_a_computed_attempt_that_is_stopped_is_not_answered(module_of: ModuleOf) -> None:
+    """I1: its lease expires before its last pages are sent, so they are not: it is tried again."""
+    engine, clock = two_sides(module_of, num_pages=60, max_num_seqs=4)
+    runner, waited = engine.core.runner, engine.core.wait
+    runner.forget = lambda pages: None  # free pages keep what they had, as those of a real pool
+    others = [[k] * 40 for k in (11, 12, 13, 14)]
+    engine.generate(others, greedy(20, ignore_eos=True), progress=False)
+    engine.reset_prefix_cache()
+    slow = [False]
+
+    def wait(*step: Any) -> Any:
+        """Wait for a decode step that takes longer than a lease, once."""
+        clock.time += LEASE_SECONDS + 1 if slow[0] else 0.1
+        slow[0] = False
+        return waited(*step)
+
+    engine.core.wait = wait
+    engine.add_request([9] * 6, greedy(60, ignore_eos=True), "busy")
+    for _ in range(4):
+        engine.step()
+    engine.add_request([1, 2, 3, 4, 5, 6, 7], greedy(8, ignore_eos=True), "A")
+    while not any(end.sampled is not None for end, _ in engine.core.prefill.ending):
+        engine.step()
+    slow[0] = True
+    finals = {name: history[-1] for name, history in drain(engine).items()}
+    answer = finals["A"].outputs[0].token_ids
+    assert answer == expected_output([1, 2, 3, 4, 5, 6, 7], 8)
+    assert engine.core.receiver.numbers.__next__() > 7, "no attempt was stopped: a vacuous test"
+    assert_both_idle(engine)
+
+
+def test_lost_attempts_are_tried_again_in_their_order(module_of: ModuleOf) -> None:
+    engine, _ = two_sides(module_of, max_num_batched_tokens=4)
+    for name in "ABC":
+        engine.add_request([ord(name)] * 9, greedy(2, ignore_eos=True), name)
+    while len(engine.core.scheduler.transfer_queue) < 3:
+        engine.step()
+    engine.core.receiver.lose_peer()
+    assert [r.request_id for r in engine.core.scheduler.prealloc_queue] == ["A", "B", "C"]
+
+
+def test_the_failure_of_the_last_request_leaves_nothing(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3: no step follows, so its attempt ends with it."""
+    engine: Any = make_engine()
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("this forward fails")
+
+    monkeypatch.setattr(engine.core.prefill.runner, "compute", fails)
+    (output,) = engine.generate([[1, 2, 3]], greedy(4), progress=False)
+    assert output.outputs[0].finish_reason == "error"
+    assert_both_idle(engine)
+
+
 def test_a_dead_decode_side_leaves_nothing_on_the_other(module_of: ModuleOf) -> None:
     """I3: its old attempts end with their leases, and not much later."""
     engine, clock = two_sides(module_of, max_num_batched_tokens=2)

@@ -65,6 +65,7 @@ def test_an_engine_on_the_gpu_has_no_faults(milestone: str, memory: FakeMemory) 
 
 @pytest.mark.thorough("Triton's interpreter is slow")
 @pytest.mark.since("m3_paged")
+@pytest.mark.before("disaggregated")  # a GPU has two pools of a size that is given
 def test_kernels_and_graphs_have_no_faults(milestone: str, memory: FakeMemory) -> None:
     with memory.paused():
         expected = answers(milestone, "cpu", model_passes="none")

@@ -13,14 +13,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import fields, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
 from common import EngineConfig, EngineStats, FinishReason, Request
 from common.engine_core import EngineCoreOutput, ForwardError, SampledToken
-from common.outputs import StepCounters
 
+from .counters import with_counters_of
 from .decode import DecodeScheduler
 from .lease import Leases
 from .m5_engine import EngineCore as M5EngineCore
@@ -45,12 +44,6 @@ if TYPE_CHECKING:
     from .stream import Event
 
 INCARNATIONS = count(1)
-
-
-def with_counters_of(mine: EngineStats, *others: EngineStats) -> EngineStats:
-    """Return the stats of a side, with the counters of all sides together."""
-    sides, names = [mine, *others], [counter.name for counter in fields(StepCounters)]
-    return replace(mine, **{name: sum(getattr(side, name) for side in sides) for name in names})
 
 
 class PrefillCore(M5EngineCore):
@@ -111,8 +104,12 @@ class PrefillCore(M5EngineCore):
             self.transport.send("decode", Alive(self.incarnation))
 
     def stop(self, attempt: int, error: str) -> None:
-        """End an attempt in any queue. Confirm it when none of its pages is being written."""
+        """End an attempt in any queue. Confirm it when none of its pages is being written.
+
+        If it has been computed, its last pages may not be sent any more: that end is dropped.
+        """
         self.transport.windows.close(attempt)
+        self.ending = deque(item for item in self.ending if item[0].attempt != attempt)
         self.leases.end(attempt)
         self.scheduler.end(attempt)
         self.ending.append((End(attempt, error=error), self.runner.mark_sends()))
@@ -187,8 +184,7 @@ class EngineCore(M5EngineCore):
             failure.outputs = [*outputs, *failure.outputs]
             raise
         outputs += self.receiver.receive()
-        if not self.scheduler.waiting and not self.scheduler.with_rows:
-            self.settle()
+        self.settle_if_idle()
         return outputs
 
     def run_prefill(self) -> None:
@@ -212,6 +208,12 @@ class EngineCore(M5EngineCore):
         if not request.is_finished:
             self.receiver.forget(request)
         super().finish(request, reason)
+        self.settle_if_idle()
+
+    def settle_if_idle(self) -> None:
+        """End what is left of attempts if no request is: no step may follow."""
+        if not self.scheduler.waiting and not self.scheduler.with_rows:
+            self.settle()
 
     def send_back(self) -> None:
         """Let all requests wait again. They keep their tokens, and lose their memory."""

@@ -85,8 +85,8 @@ class Receiver:
 
         A dead side writes nothing, so the pages of these attempts are free from now on.
         """
-        lost = list(self.requests.items())
-        outputs = [x for _, request in lost for x in self._fail(request, "the prefill side died")]
+        lost = list(self.requests.values())[::-1]  # each goes to the front of the queue
+        outputs = [x for request in lost for x in self._fail(request, "the prefill side died")]
         for attempt in [*self.scheduler.stand_ins]:
             self._release(attempt)
         return outputs

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from common import EngineConfig, EngineStats
 from common.engine_core import EngineCoreOutput, ForwardError
 
-from ...electives.disaggregated.engine import EngineCore, with_counters_of
+from ...electives.disaggregated.counters import with_counters_of
+from ...electives.disaggregated.engine import EngineCore
 from ...electives.disaggregated.engine import LLMEngine as InProcess
 from ...electives.disaggregated.kv_pool import affordable_pages
 from ...electives.disaggregated.m5_model_runner import ModelRunner

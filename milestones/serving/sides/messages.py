@@ -7,7 +7,7 @@ from typing import Any
 
 from common import EngineConfig, EngineStats
 
-from ...electives.disaggregated.engine import with_counters_of
+from ...electives.disaggregated.counters import with_counters_of
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class ProcessTransport(Transport):
         elif isinstance(message, Checked):
             self.checked.append(message)
         elif message is None:
-            for attempt in sorted(peer.attempts):
+            for attempt in sorted(peer.attempts, reverse=True):  # each goes to the front
                 self._forget(attempt)
                 self.mailboxes["decode"].append(End(attempt, error=peer.last_error))
 

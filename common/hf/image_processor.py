@@ -94,8 +94,11 @@ class ImageProcessor:
         return patches // self.of_model.merge_size**2
 
     def process(self, picture: Image) -> ProcessedImage:
-        """Return what the encoder reads of a picture."""
-        colours = picture.convert("RGB")  # palettes and transparency are gone from here on
+        """Return what the encoder reads of a picture. Raises `ValueError` if it is damaged."""
+        try:
+            colours = picture.convert("RGB")  # palettes and transparency are gone from here on
+        except (OSError, SyntaxError) as error:  # Pillow reads a file when it is first needed
+            raise ValueError(f"an image cannot be read: {error}") from error
         digest = blake2b(self.options, digest_size=16)
         digest.update(f"{colours.size}".encode())  # the same bytes may have another shape
         digest.update(colours.tobytes())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -273,6 +274,32 @@ def test_an_image_is_encoded_once_for_many_requests(module_of: ModuleOf) -> None
     drain(engine)
     assert engine.stats().num_encoded_images == 2
     assert_idle(engine)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("first", [5, 6, 7])
+def test_a_large_image_waits_for_no_younger_ones(
+    module_of: ModuleOf, overlap: bool, first: int
+) -> None:
+    """I5: small images come for ever, and one of them is always in the middle of a chunk."""
+    for before in (1, 2, 3):
+        engine = engine_for(
+            module_of, max_num_batched_tokens=4, encoder_cache_size=10, max_num_seqs=8,
+            enable_overlap=overlap,
+        )  # fmt: skip
+        digests = count(100)
+        ask(engine, [(next(digests), 1, first)], 1)
+        for _ in range(before):
+            ask(engine, [(next(digests), 1, 4)], 1)
+            engine.step()
+        large = ask(engine, [7, (1, 2, 5), 8], 1)
+        for _ in range(60):
+            while len(engine.core.scheduler.waiting) < 4:
+                ask(engine, [(next(digests), 1, 4)], 1)
+            if large in [output.request_id for output in engine.step() if output.finished]:
+                break
+        else:
+            pytest.fail("I5: the large image waits behind younger ones")
 
 
 def test_a_cached_prefix_needs_no_encoder(module_of: ModuleOf) -> None:

@@ -131,6 +131,17 @@ def test_a_bad_url_is_refused_by_its_cause(url: Any, cause: str) -> None:
         pictures.open_data_url(url)
 
 
+def test_a_damaged_file_that_pillow_has_opened_is_refused(engine: LLMEngine) -> None:
+    """I4: Pillow reads pixels when they are first needed. The engine is as before."""
+    from PIL import Image
+
+    data = file_of(picture(0, 200, 200))
+    damaged = Image.open(io.BytesIO(data[: len(data) // 2]))
+    with pytest.raises(ValueError, match="an image cannot be read: .*truncated"):
+        engine.add_request(prompt(f"a{MARK}b", damaged), greedy(2))
+    assert not engine.has_unfinished_requests()
+
+
 def test_bad_files_are_refused_by_their_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = file_of(picture())
     with pytest.raises(ValueError, match="image_url: the image cannot be used"):

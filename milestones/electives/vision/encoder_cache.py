@@ -65,6 +65,11 @@ class EncoderCache:
         entry.holders.add(request)
         return True
 
+    def is_held(self, request: Request, image: ProcessedImage) -> bool:
+        """Return whether a request holds an image."""
+        entry = self.entries.get(image.digest)
+        return entry is not None and request in entry.holders
+
     def make_room(self, num_tokens: int) -> bool:
         """Evict images without holders, least recently used first, until `num_tokens` more fit.
 

@@ -15,6 +15,7 @@ class Scheduler(M5Scheduler):
     def __init__(self, config: EngineConfig, num_pages: int) -> None:
         super().__init__(config, num_pages)
         self.encoder_cache = EncoderCache(config.encoder_cache_size)
+        self.lacks_room = False  # a request of this step waits for room in the encoder cache
 
     def add_request(self, request: Request) -> None:
         images = [span.image for span in request.images.spans] if request.images else []
@@ -26,6 +27,7 @@ class Scheduler(M5Scheduler):
     def schedule(self) -> ScheduleBatch:
         for request in self.running:
             self.encoder_cache.release_computed(request)
+        self.lacks_room = False
         batch = super().schedule()
         if batch.requests:
             batch.changes = self.encoder_cache.take_changes()
@@ -49,9 +51,24 @@ class Scheduler(M5Scheduler):
 
     def _add(self, batch: ScheduleBatch, request: Request, num_tokens: int) -> None:
         if request.images is not None:
-            num_tokens = self.num_tokens_with_images(request, num_tokens)
+            if self.lacks_room:
+                num_tokens = self.num_tokens_before_new_image(request, num_tokens)
+            wanted = num_tokens
+            num_tokens = self.num_tokens_with_images(request, wanted)
+            self.lacks_room |= num_tokens < wanted
         if num_tokens > 0:
             super()._add(batch, request, num_tokens)
+
+    def num_tokens_before_new_image(self, request: Request, num_tokens: int) -> int:
+        """Return how many of the next tokens come before an image that the request does not hold.
+
+        I5: if an older request waits for room, no younger one begins an image before it.
+        """
+        start = request.num_computed_tokens
+        for part in request.images.parts(start, start + num_tokens):
+            if not self.encoder_cache.is_held(request, part.image):
+                return part.place
+        return num_tokens
 
     def num_tokens_with_images(self, request: Request, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens can be computed: those before the first

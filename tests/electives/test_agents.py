@@ -356,6 +356,61 @@ def test_a_bad_hint_is_refused(milestone: str, fields: dict[str, Any], name: str
         AgentHint(**fields)
 
 
+@pytest.mark.parametrize("max_tokens", [2, 3, 4])
+def test_the_last_of_several_children_does_not_release_the_prefix(
+    module_of: ModuleOf, max_tokens: int
+) -> None:
+    """Equal outputs end at one node: its old protection ends while it is locked."""
+    engine, _ = agents_engine(module_of, 14)
+    cache_of(engine).resize_host(10)
+    hint = AgentHint("talk", expected_pause=50.0)
+    params = greedy(max_tokens, n=2, ignore_eos=True)
+    engine.add_request([1] * 9, params, agent_hint=hint)
+    drain(engine)
+    for token in range(2, 9):
+        answer(engine, [token] * 21)
+    assert cache_of(engine).num_demoted == 1, "nothing was demoted: this test proves nothing"
+    assert answer(engine, [1] * 12, AgentHint("talk")) == 8, "the host has its copies"
+
+
+def test_what_is_remembered_of_conversations_is_bounded(
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many that pause for a day, one that is released again and again, and one that goes on."""
+    module, most = module_of("conversations"), 8
+    monkeypatch.setattr(module, "MOST_CONVERSATIONS", most)
+    small = module_of("hi_radix_cache").SMALL_HEAP
+    engine, _ = agents_engine(module_of, 60)
+    cache = cache_of(engine)
+    for number in range(40):
+        answer(engine, [number + 3] * 5, AgentHint(f"{number}", ttl=86400.0))
+        assert len(cache.pauses) <= most
+        check_pauses(engine)
+    for _ in range(2 * small):
+        answer(engine, [1] * 9, AgentHint("same", release=True))
+        answer(engine, [2] * 9, AgentHint("again", ttl=86400.0))
+    assert len(cache._heap) <= small + 2 * sum(1 for _ in cache.nodes())
+    assert len(cache.ends) <= small + 3 * most
+    engine.check_invariants()
+
+
+def test_a_last_call_that_is_aborted_in_the_queue_is_the_last(module_of: ModuleOf) -> None:
+    """Its conversation is dead, so the pages of one that returns are evicted after its own."""
+    engine, clock = agents_engine(module_of, 13, max_num_seqs=1)
+    for name, token, pause in (("A", 1, 3600.0), ("B", 2, 5.0)):
+        answer(engine, [token] * 9, AgentHint(name, expected_pause=pause, ttl=86400.0))
+    engine.add_request([9] * 3, greedy(6, ignore_eos=True))
+    engine.step()
+    last = engine.add_request([1] * 12, greedy(2), agent_hint=AgentHint("A", release=True))
+    engine.abort_request(last)
+    drain(engine)
+    clock.time = 1.0
+    answer(engine, [7] * 17)
+    cache = cache_of(engine)
+    assert cache.find([2] * 8).num_pages == 4 and cache.find([1] * 8).num_pages < 4
+    assert "A" not in cache.pauses and "A" not in talks_of(engine).known
+
+
 def test_children_share_the_hint_of_their_parent(module_of: ModuleOf) -> None:
     engine, _clock = agents_engine(module_of, num_pages=24)
     params = greedy(2, n=2, ignore_eos=True)

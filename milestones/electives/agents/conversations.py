@@ -82,9 +82,16 @@ class Conversations:
         returns_at = math.inf if expected is None else now + expected
         self.cache.protect(hint.session_id, node, returns_at, now + ttl)
 
+    def forget(self, request: Request) -> None:
+        """Note that a call has ended while it waited. A call that is aborted is the last one."""
+        if request.agent_hint is not None:
+            self.known.pop(request.agent_hint.session_id, None)
+            self.cache.end_pause(request.agent_hint.session_id)
+
     def _find(self, session_id: str) -> Conversation:
         found = self.known.setdefault(session_id, Conversation())
         self.known.move_to_end(session_id)
         if len(self.known) > MOST_CONVERSATIONS:
-            self.known.popitem(last=False)
+            oldest, _ = self.known.popitem(last=False)
+            self.cache.end_pause(oldest)
         return found

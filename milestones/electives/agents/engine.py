@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common import AgentHint, Prompt, Request, SamplingParams
+from common import AgentHint, FinishReason, Prompt, Request, SamplingParams
 from common.validation import LARGEST_INT, require_int, shown
 
 from .priority_engine import EngineCore as PriorityEngineCore
@@ -10,11 +10,17 @@ from .priority_engine import LLMEngine as PriorityLLMEngine
 
 
 class EngineCore(PriorityEngineCore):
-    """Ends the pause of a conversation when its next call arrives."""
+    """Tells `Conversations` which calls arrive, and which end without having run."""
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
         self.scheduler.kv_cache.conversations.arrive(request)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        waits = request.row is None and not request.is_finished
+        super().finish(request, reason)
+        if waits:
+            self.scheduler.kv_cache.conversations.forget(request)
 
 
 class LLMEngine(PriorityLLMEngine):

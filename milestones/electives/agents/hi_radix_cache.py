@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 from .priority_hi_radix_cache import HiRadixCache as PriorityHiRadixCache
 from .priority_hi_radix_cache import SwapCosts, Transfer, page_keys
@@ -22,6 +23,7 @@ from .radix_cache import TreeNode
 
 __all__ = ["HiRadixCache", "Pause", "SwapCosts", "Transfer", "page_keys"]
 
+SMALL_HEAP = 64  # entries: a heap is searched for old ones when it is larger, and has doubled
 RELEASED = 0  # as `last_used` of a node: no other node was used as long ago
 
 
@@ -33,6 +35,7 @@ class Pause:
     returns_at: float  # infinite if nothing says when
     protected_until: float
     keys: list[bytes]  # of the copies, after it was demoted
+    is_timed: bool = False  # it has an entry among the ends
 
 
 def _lateness(pause: Pause) -> tuple[float, int]:
@@ -48,6 +51,9 @@ class HiRadixCache(PriorityHiRadixCache):
         super().__init__(page_size, num_host_pages)
         self.pauses: dict[str, Pause] = {}  # by the id of the conversation
         self.protections = Counter[TreeNode]()  # of each node at the end of a protected prefix
+        self.ends: list[tuple[float, int, str, Pause]] = []  # a heap; some pauses may have ended
+        self.numbers = count()  # of entries of `ends` with equal times
+        self.largest_heap = SMALL_HEAP  # entries that `_heap` may have
         self.now: Callable[[], float] = lambda: -math.inf  # `Conversations` replaces it
         self.num_demoted = 0  # conversations
 
@@ -135,18 +141,30 @@ class HiRadixCache(PriorityHiRadixCache):
         self.num_demoted += 1
 
     def _end_old_protections(self) -> None:
+        """End protections that are too old. Each `evict` calls this, so it looks at few pauses."""
+        for session_id, pause in reversed(self.pauses.items()):  # the newest first
+            if pause.is_timed:
+                break
+            pause.is_timed = True
+            entry = pause.protected_until, next(self.numbers), session_id, pause
+            heapq.heappush(self.ends, entry)
         now = self.now()
-        for session_id, pause in list(self.pauses.items()):
-            if pause.protected_until <= now:
+        while self.ends and self.ends[0][0] <= now:
+            *_, session_id, pause = heapq.heappop(self.ends)
+            if self.pauses.get(session_id) is pause:
                 del self.pauses[session_id]
                 self._unprotect(pause)
+        if len(self.ends) > SMALL_HEAP + 2 * len(self.pauses):
+            self.ends = [end for end in self.ends if self.pauses.get(end[2]) is end[3]]
+            heapq.heapify(self.ends)
 
     def _unprotect(self, pause: Pause) -> TreeNode | None:
         """Let a conversation's pages be evicted as all others. Return the end of its prefix."""
         node, pause.node = pause.node, None
         if node is not None:
             self.protections[node] -= 1
-            self.protections += Counter()  # drops zeros
+            if not self.protections[node]:
+                del self.protections[node]
             self._offer(node)
         return node
 
@@ -156,3 +174,12 @@ class HiRadixCache(PriorityHiRadixCache):
 
     def _is_evictable(self, node: TreeNode) -> bool:
         return super()._is_evictable(node) and node not in self.protections
+
+    def _offer(self, node: TreeNode) -> None:
+        """Enter a node as before. A released one enters again: drop old entries now and then."""
+        super()._offer(node)
+        if len(self._heap) > self.largest_heap:
+            newest = {entry[2]: entry for entry in sorted(self._heap, key=lambda entry: entry[1])}
+            self._heap = list(newest.values())
+            heapq.heapify(self._heap)
+            self.largest_heap = SMALL_HEAP + 2 * len(self._heap)

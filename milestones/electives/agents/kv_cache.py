@@ -30,6 +30,8 @@ class KVCacheManager(PriorityKVCacheManager):
         assert row is not None, f"I3: {request} has no row to free"
         self.insert(request)
         node = self.last_nodes[row]
+        if request.is_finished:
+            self.conversations.resume(request)  # its prefix is locked, so none of it is released
         super().free(request)
         if request.is_finished:  # it is not only sent back
             self.conversations.pause(request, node)

@@ -123,20 +123,20 @@ class Workbench:
         return {"text": new, "diff": "\n".join(lines), "error": error}
 
     def packed(self, milestone: str, work: Work) -> bytes:
-        """Return a zip that `grade` takes: the milestone's folder, ANSWERS.md and the progress."""
+        """Return a zip that `grade` takes: the reader's files, ANSWERS.md and the progress.
+
+        A file that the reader has not changed is not in it: it could replace one of another tree.
+        """
         for path in (self.tree / "ANSWERS.md", self.tree / ".ladder/progress.json"):
             path.unlink(missing_ok=True)
-        self._write(milestone, work.files)
         for exercise in load(milestone, self.tree, strict=False):
             for part, words in work.answers.get(exercise.id, {}).items():
                 write(self.tree, milestone, title_of(exercise), part, words)
         save_progress(self.tree, Progress(**work.progress))
-        folder = self.tree / place(milestone)
-        paths = [
-            *sorted(path for path in folder.rglob("*.py")),
-            *filter(Path.is_file, [self.tree / "ANSWERS.md"]), self.tree / ".ladder/progress.json",
-        ]  # fmt: skip
-        packed = {path.relative_to(self.tree).as_posix(): path.read_bytes() for path in paths}
+        packed = {name: text.encode() for name, text in sorted(work.files.items())}
+        for name in ("ANSWERS.md", ".ladder/progress.json"):
+            if (self.tree / name).is_file():
+                packed[name] = (self.tree / name).read_bytes()
         for name, texts in work.earlier.items():
             for number, text in enumerate(texts, start=1):
                 packed[f"{name}.bak.{number}"] = text.encode()

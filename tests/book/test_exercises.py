@@ -142,6 +142,7 @@ def test_the_zip_of_a_reader_is_graded(tree: Path, tmp_path: Path) -> None:
     packed = tmp_path / "m2_mini.zip"
     packed.write_bytes(Workbench(tree).packed("m2_mini", work))
     with zipfile.ZipFile(packed) as archive:
+        assert [name for name in archive.namelist() if name.endswith(".py")] == [SOURCE]
         assert archive.read(f"{SOURCE}.bak.1") == b"an earlier text"
         assert b"### Prediction\n\nthree\n" in archive.read("ANSWERS.md")
         assert json.loads(archive.read(".ladder/progress.json"))["hints"] == {"m2.1": 2}

@@ -319,6 +319,49 @@ def the_text_of_an_older_course_is_never_lost(site: str, folder: Path) -> None:
         assert "an older one" not in str(page.evaluate(f"{kept}.version"))
 
 
+def no_page_overwrites_what_another_one_has_written(site: str, folder: Path) -> None:
+    """Exercises share files. A frame stands for the other page: it has the same storage."""
+    key = "book.code.m4_radix/radix_cache.py"
+    kept = f"JSON.parse(localStorage[{key!r}])"
+    shown = "document.querySelector('.cm-content').innerText"
+
+    def stored(text: str) -> str:
+        value = json.dumps(json.dumps({"text": text, "version": "1", "earlier": []}))
+        return f"localStorage.setItem({key!r}, {value})"
+
+    with tab(folder, f"{site}/milestones/m4_radix/m4_1.html") as page:
+        page.wait_until("!!document.querySelector('.cm-content')")
+        page.evaluate("document.body.append(document.createElement('iframe'))")
+        page.evaluate(f"frames[0].{stored('from another page')}")
+        page.wait_until(f"{shown}.includes('from another page')")
+        page.evaluate(stored("not noticed"))  # a page gets no event of its own changes
+        page.evaluate("document.querySelector('.cm-content').focus()")
+        page.ask("Input.insertText", text="typed here, ")
+        page.wait_until(f"{kept}.text.includes('typed here')")
+        assert page.evaluate(f"{kept}.text") == "typed here, from another page"
+        assert page.evaluate(f"{kept}.earlier") == ["not noticed"]
+        page.evaluate("Storage.prototype.setItem = () => { throw new Error('full'); }")
+        page.ask("Input.insertText", text="and here, ")
+        said = "document.querySelector('.exercise .status').innerText"
+        page.wait_until(f"{said}.includes('does not keep your text')")
+        assert page.errors == []
+
+
+def a_call_of_python_that_cannot_start_is_answered(site: str, folder: Path) -> None:
+    with tab(folder, f"{site}/milestones/m4_radix/m4_1.html") as page:
+        page.wait_until("!!document.querySelector('.cm-content')")
+        page.evaluate(
+            "Worker = class { terminate() {} constructor() { setTimeout(() => "
+            "this.onmessage({ data: { failed: 'no network' } })); } };"
+            "const book = document.querySelector('script[src*=book]').src;"
+            "import(book.replace(/book.js.*/, 'python.js'))"
+            ".then(({ Python }) => new Python('exercises', () => {}))"
+            ".then((python) => python.call('check', [], { seconds: 9 }))"
+            ".then(({ error }) => { window.error = error; })"
+        )
+        page.wait_until("window.error?.includes('no network')")
+
+
 def the_keyboard_leaves_the_editor(site: str, folder: Path) -> None:
     """Tab indents, and Esc, then Tab leaves."""
     with tab(folder, f"{site}/milestones/m4_radix/m4_1.html") as page:
@@ -390,6 +433,8 @@ def test_a_reader_uses_the_site(web: Path, site: str, tmp_path: Path) -> None:
     a_question_comes_before_its_answer(site, tmp_path)
     the_keyboard_leaves_the_editor(site, tmp_path)
     the_text_of_an_older_course_is_never_lost(site, tmp_path)
+    no_page_overwrites_what_another_one_has_written(site, tmp_path)
+    a_call_of_python_that_cannot_start_is_answered(site, tmp_path)
     an_exercise_is_written_in_the_page(site, tmp_path)
     a_bug_of_the_museum_is_found(site, tmp_path)
 

@@ -35,6 +35,8 @@ class Exercise {
     this.find(".check").addEventListener("click", () => this.check());
     this.find(".reset").addEventListener("click", () => this.reset());
     this.find(".export").addEventListener("click", () => this.export());
+    saved.onChange((file) => this.refresh(file));
+    addEventListener("pageshow", ({ persisted }) => persisted && this.refresh(this.editor.file));
     this.python.startNear([section]);
     this.offerRenewal();
     if (saved.progress().passed.includes(this.about.id))
@@ -45,14 +47,24 @@ class Exercise {
     return saved.code(file).text ?? this.starts.get(file);
   }
 
+  // Exercises share files, and another page may have changed this one: that text is not lost.
   keep(file, text) {
-    saved.keepCode(file, text, saved.code(file).version ?? this.about.versions[file]);
+    const version = saved.code(file).version ?? this.about.versions[file];
+    const isOther = this.text(file) !== this.shown;
+    this.shown = text;
+    if (!saved.keepCode(file, text, version, isOther))
+      this.status.textContent = "Your browser does not keep your text. Copy it before you leave this page.";
   }
 
   // Put another text in the place of the reader's, which is kept as an earlier version.
   replace(file, text) {
-    if (saved.code(file).text !== undefined) saved.keepCode(file, text, this.about.versions[file], true);
-    if (this.editor.file === file) this.show(file);
+    const { text: before, version } = saved.code(file);
+    if (before !== undefined) saved.keepCode(file, text, version, true);
+    this.refresh(file);
+  }
+
+  refresh(file) {
+    if (this.editor.file === file && this.text(file) !== this.shown) this.show(file);
   }
 
   makeTabs() {
@@ -67,7 +79,7 @@ class Exercise {
   }
 
   show(file) {
-    const text = this.text(file);
+    const text = this.shown = this.text(file);
     const symbol = this.about.symbols.find((name) => text.includes(`def ${name}(`));
     this.editor.show(file, text, symbol);
     for (const tab of this.find(".files").children)
@@ -82,8 +94,16 @@ class Exercise {
   async check() {
     if (this.busy) return;
     this.busy = true;
+    try {
+      await this.checked();
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  async checked() {
     const { id, milestone } = this.about;
-    const { files } = saved.codeOf(milestone);
+    const files = { ...saved.codeOf(milestone).files, [this.editor.file]: this.shown };
     const events = [];
     this.status.textContent = "checking …";
     const heard = (event) => {
@@ -97,7 +117,6 @@ class Exercise {
     this.status.textContent = "";
     this.report(answer ?? { state: "failed", head: error });
     if (answer) saved.keepResult(id, answer.state === "passed");
-    this.busy = false;
   }
 
   report({ state, head, tests, title, facts = [], notes = [], printed, rest }) {
@@ -145,7 +164,8 @@ class Exercise {
     link.download = `${milestone}.zip`;
     link.click();
     this.status.textContent =
-      `${milestone}.zip has your files, answers and progress. Unpack it over a tree of the course to go on there.`;
+      `${milestone}.zip has the files that you have changed here, your answers and progress. ` +
+      "Unpack it over a tree of the course to go on there: what the tree has in their places is replaced.";
   }
 
   // A text that began with another version of the course is shown beside today's file.
@@ -160,14 +180,18 @@ class Exercise {
     if (old === undefined) return;
     const mine = saved.code(old).text;
     const { answer, error } = await this.call("renewed", [milestone, old, mine]);
+    if (this.text(old) !== mine) return this.offerRenewal(); // the reader went on meanwhile
     if (answer && !answer.diff) return this.renew(old, mine); // the texts are equal
     const diff = document.createElement("pre");
     for (const line of (answer?.diff ?? "").split("\n"))
       diff.append(made("span", `${line}\n`, { "+": "added", "-": "removed" }[line[0]]));
     const take = made("button", "Take today's file with my functions");
     const stay = made("button", "Keep my file as it is");
-    take.addEventListener("click", () => this.renew(old, answer.text));
-    stay.addEventListener("click", () => this.renew(old, mine));
+    take.addEventListener("click", async () => {
+      const { answer: now } = await this.call("renewed", [milestone, old, this.text(old)]);
+      if (now && !now.error) this.renew(old, now.text);
+    });
+    stay.addEventListener("click", () => this.renew(old, this.text(old)));
     take.disabled = !answer;
     box.replaceChildren(
       made("p", `The course has changed since you began ${old}. The editor still has your file. ` +

@@ -16,7 +16,7 @@ export class Python {
   }
 
   start() {
-    if (this.state !== "stopped") return;
+    if (this.state === "starting" || this.state === "ready") return;
     this.become("starting");
     const address = new URL(`worker.js?for=${this.purpose}`, import.meta.url);
     this.worker = new Worker(address, { type: "module" });
@@ -52,7 +52,7 @@ export class Python {
   }
 
   next() {
-    if (this.state === "stopped") this.start();
+    if (this.waiting.size) this.start();
     if (this.state !== "ready" || this.running || !this.waiting.size) return;
     const [key, job] = this.waiting.entries().next().value;
     this.waiting.delete(key);
@@ -67,13 +67,27 @@ export class Python {
   }
 
   said(data) {
+    if (data.failed) {
+      this.fail(data.failed);
+      return;
+    }
     if (data.ready) this.become("ready");
-    else if (data.failed) this.become("broken", data.failed);
     else if (data.event) {
       this.limit(this.running.heard(data.event));
       return;
     } else if (this.running) this.finish(data);
     this.next();
+  }
+
+  // Answer all calls: Python cannot start. The next call tries it again.
+  fail(why) {
+    clearTimeout(this.timer);
+    this.worker.terminate();
+    this.become("broken", why);
+    const jobs = [this.running, ...this.waiting.values()].filter(Boolean);
+    this.running = undefined;
+    this.waiting.clear();
+    for (const { done } of jobs) done({ error: WORDS.broken + why });
   }
 
   finish(data) {

@@ -15,8 +15,23 @@ function read(key, otherwise) {
   }
 }
 
-const write = (key, value) => localStorage.setItem(key, JSON.stringify(value));
-const keys = () => Array.from({ length: localStorage.length }, (_, n) => localStorage.key(n)).sort();
+// Returns false if the browser keeps nothing: its storage is full, or switched off.
+function write(key, value) {
+  try {
+    localStorage.setItem(key, JSON.stringify(value));
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function keys() {
+  try {
+    return Object.keys(localStorage).sort();
+  } catch {
+    return [];
+  }
+}
 
 export const code = (file) => read(CODE + file, {});
 
@@ -25,7 +40,14 @@ export function keepCode(file, text, version, replaces = false) {
   const before = code(file);
   const earlier = before.earlier ?? [];
   if (replaces && before.text !== undefined && before.text !== text) earlier.push(before.text);
-  write(CODE + file, { text, version, earlier });
+  return write(CODE + file, { text, version, earlier });
+}
+
+// Call a function with a file when another page of the site changes its text.
+export function onChange(changed) {
+  addEventListener("storage", ({ key }) => {
+    if (key?.startsWith(CODE)) changed(key.slice(CODE.length));
+  });
 }
 
 // The reader's files of a milestone, and their earlier versions.

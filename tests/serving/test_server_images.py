@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import io
 from typing import Any
 
@@ -53,6 +54,27 @@ def test_an_image_changes_the_answer(run: Running) -> None:
     assert first != second and answer(run, body(url_of(1))) == first
     assert run.in_engine(lambda engine: engine.stats()).num_encoded_images == 2
     assert answer(run, body(url_of(1, "JPEG"))) and answer(run, body(url_of(1), url_of(2)))
+
+
+def test_the_images_of_all_calls_have_one_limit(make_engine: EngineFactory, serve: Serve) -> None:
+    """Their memory counts until nothing holds them: no request, and no cache of the encoder."""
+    engine: Any = make_engine(MODEL, page_size=4, encoder_cache_size=64)
+    small = body(url_of(1), max_tokens=1)
+    run = serve(engine, max_image_bytes=1)
+    status, found, headers = run.post(CHAT, small)
+    assert status == 503 and found["error"]["code"] == "too_many_bytes"
+    assert headers["retry-after"] == "1"
+    memory = run.api.prompts._images
+    memory.most = 1 << 30
+    assert answer(run, small) is not None
+    gc.collect()
+    memory.most = memory.num_bytes - sum(memory.freed)  # the encoder cache still has this image
+    assert memory.most > 0
+    assert run.post(CHAT, body(url_of(2)))[0] == 503
+    assert run.post(CHAT, body(text="No image."))[0] == 200
+    run.in_engine(lambda _: engine.core.scheduler.encoder_cache.make_room(64))
+    gc.collect()
+    assert answer(run, body(url_of(2))) is not None
 
 
 def test_the_official_client_sends_images(run: Running) -> None:

@@ -53,7 +53,7 @@ class Api:
         self.engine = EngineThread(engine, turns, self.metrics)
         template = read_template(engine, settings)
         self.has_tools = settings.tool_call_parser is not None
-        self.prompts = PromptReader(engine.input_processor, settings.max_prompt_tokens, template)
+        self.prompts = PromptReader(engine.input_processor, settings, template)
         self.tokens = TokenBytes(engine.loaded.tokenizer)
         self.grammars = Grammars(engine)
         self.open = OpenRequests(settings.max_open_requests)

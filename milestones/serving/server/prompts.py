@@ -21,6 +21,9 @@ from common.text.input_processor import InputProcessor
 from common.text.output_text import decoder_of
 from common.validation import require_int, require_list
 
+from .image_memory import ImageMemory
+from .settings import ServerSettings
+
 T = TypeVar("T")
 
 
@@ -30,13 +33,14 @@ class PromptReader:
     def __init__(
         self,
         inputs: InputProcessor,
-        max_prompt_tokens: int | None,
+        settings: ServerSettings,
         chat_template: str | None = None,
     ) -> None:
         """chat_template: in place of the model's own."""
         self._inputs = inputs
         self.chat_template = chat_template
-        self._max_prompt_tokens = max_prompt_tokens
+        self._max_prompt_tokens = settings.max_prompt_tokens
+        self._images = ImageMemory(settings.max_image_bytes)
         added = inputs.tokenizer.added_tokens_decoder.values()
         self._special = sorted(str(token.content) for token in added if token.special)
         self._set_here = set_here(inputs.tokenizer)
@@ -119,6 +123,7 @@ class PromptReader:
         most, size = self._max_prompt_tokens, len(prompt.prompt_token_ids)
         if most is not None and size > most:
             raise ValueError(f"prompt has {size} tokens, more than max_prompt_tokens={most}")
+        self._images.check(prompt)
         return prompt
 
     def _text(self, token_ids: Any) -> str:

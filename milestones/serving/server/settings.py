@@ -33,6 +33,7 @@ class ServerSettings:
         ones are answered with status 429.
     max_body_bytes: the maximum size of the body of a call. Larger ones get status 413.
     max_buffered_bytes: the maximum size of the bodies of all open calls together. More get 503.
+    max_image_bytes: the maximum memory of the processed images of all open calls. More get 503.
     max_prompt_tokens: the maximum number of tokens of a prompt. None: `max_model_len` decides.
     max_connections: the maximum number of open connections. For a new one, the connection that has
         waited longest for a call is closed. If all have calls, further calls get status 503.
@@ -58,6 +59,7 @@ class ServerSettings:
     max_open_requests: int = 256
     max_body_bytes: int = 4 << 20
     max_buffered_bytes: int = 256 << 20
+    max_image_bytes: int = 1 << 30
     max_prompt_tokens: int | None = None
     max_connections: int = 2048
     header_timeout: float = 20.0
@@ -74,8 +76,8 @@ class ServerSettings:
             if getattr(self, field) is not None:
                 require_text(field, getattr(self, field))
         require_choice("tool_call_parser", self.tool_call_parser, (None, *TOOL_CALL_PARSERS))
-        sizes = ("max_open_requests", "max_body_bytes", "max_buffered_bytes", "max_connections")
-        for field in sizes:
+        sizes = ("max_body_bytes", "max_buffered_bytes", "max_image_bytes")
+        for field in (*sizes, "max_open_requests", "max_connections"):
             require_int(field, getattr(self, field), low=1)
         require_int("max_prompt_tokens", self.max_prompt_tokens, low=1, optional=True)
         for field in ("header_timeout", "body_timeout", "write_timeout", "drain_timeout"):

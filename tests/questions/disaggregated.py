@@ -77,16 +77,24 @@ def holders(chance: Random) -> Asked:
             scheduler.drop(request, attempt)
             dropped.append(attempt)
             yield "requests that wait again", about, [r.request_id for r in scheduler.waiting]
+            if chance.random() < 0.5:  # it goes on, with other pages, before its old attempt ends
+                scheduler.waiting.remove(request)
+                scheduler.policy.on_admission(request)
+                scheduler.kv_cache.allocate(request)
+                scheduler.kv_cache.allocate_slots(request, length)
+                scheduler.transfer_queue.append(request)
+                scheduler.arrive(request, End(100 + attempt, (chance.randrange(50), None)))
         elif chance.random() < 0.8:
             cached = chance.randint(0, length)
             scheduler.arrive(request, End(attempt, (chance.randrange(50), None), cached))
-            yield "cached tokens", about, request.num_cached_tokens
+            yield "state of a request", about, request.num_cached_tokens
         yield "state of a request", about, state_of(request)
         queues = [scheduler.transfer_queue, scheduler.waiting_queue, scheduler.running]
         yield "queues", about, [[r.request_id for r in queue] for queue in queues]
         if dropped and chance.random() < 0.5:
             scheduler.release(chance.choice(dropped))
-        yield "free pages", about, holding.free_pages(scheduler)
+        cached = scheduler.kv_cache.radix_cache.evictable_size
+        yield "free pages", about, (holding.free_pages(scheduler), cached)
         scheduler.check_invariants()
 
 

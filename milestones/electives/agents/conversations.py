@@ -58,6 +58,12 @@ class Conversations:
             conversation.paused_at = None
         self.cache.expect(session_id, now)
 
+    def forget(self, request: Request) -> None:
+        """Note that a call has ended while it waited. A call that is aborted is the last one."""
+        if request.agent_hint is not None:
+            self.known.pop(request.agent_hint.session_id, None)
+            self.cache.end_pause(request.agent_hint.session_id)
+
     def resume(self, request: Request) -> None:
         """Note that a call runs: it has locked what it needs of its prefix."""
         if request.agent_hint is not None:
@@ -81,12 +87,6 @@ class Conversations:
         ttl = PATIENCE * (expected or 0.0) if hint.ttl is None else hint.ttl
         returns_at = math.inf if expected is None else now + expected
         self.cache.protect(hint.session_id, node, returns_at, now + ttl)
-
-    def forget(self, request: Request) -> None:
-        """Note that a call has ended while it waited. A call that is aborted is the last one."""
-        if request.agent_hint is not None:
-            self.known.pop(request.agent_hint.session_id, None)
-            self.cache.end_pause(request.agent_hint.session_id)
 
     def _find(self, session_id: str) -> Conversation:
         found = self.known.setdefault(session_id, Conversation())

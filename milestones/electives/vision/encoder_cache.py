@@ -65,11 +65,6 @@ class EncoderCache:
         entry.holders.add(request)
         return True
 
-    def is_held(self, request: Request, image: ProcessedImage) -> bool:
-        """Return whether a request holds an image."""
-        entry = self.entries.get(image.digest)
-        return entry is not None and request in entry.holders
-
     def make_room(self, num_tokens: int) -> bool:
         """Evict images without holders, least recently used first, until `num_tokens` more fit.
 
@@ -107,6 +102,11 @@ class EncoderCache:
         self.num_tokens -= image.num_tokens
         self.freed.append(image.digest)
         self.encodes = [other for other in self.encodes if other.digest != image.digest]
+
+    def is_held(self, request: Request, image: ProcessedImage) -> bool:
+        """Return whether a request holds an image."""
+        entry = self.entries.get(image.digest)
+        return entry is not None and request in entry.holders
 
     def take_changes(self) -> CacheChanges:
         """Return what the next step must begin with."""

@@ -245,7 +245,10 @@ def machine_left_out(shown: str) -> str:
 def test_the_clock_can_be_that_of_the_machine(
     make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forward that sleeps is found in the costs. How fast the machine is does not matter."""
+    """A forward that sleeps is found in the costs. How fast the machine is does not matter.
+
+    A sleep of 2.5 ms was measured as 2.4 once, so four fifths of each sleep are enough.
+    """
     engine: Any = make_engine(max_num_seqs=4)
     model = engine.core.runner.model
     forward = model.forward
@@ -258,7 +261,7 @@ def test_the_clock_can_be_that_of_the_machine(
 
     monkeypatch.setattr(model, "forward", slow)
     costs = measure_costs(engine)
-    assert costs.forward_seconds(1) > 0.0025 and costs.forward_seconds(64) > 0.034
+    assert costs.forward_seconds(1) > 0.002 and costs.forward_seconds(64) > 0.0272
     assert costs.host > 0.0 and costs.host_row >= 0.0
 
 

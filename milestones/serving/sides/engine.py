@@ -168,11 +168,11 @@ class LLMEngine(InProcess):
 def open_runner(model: Any, config: EngineConfig, num_prefill: int) -> ModelRunner:
     """Return the runner of the decode side. All processes have pools of one size.
 
-    By itself, a pool on a CPU takes a share of the memory that leaves room for one more.
+    On a CPU, all pools are in one memory, and one pool by itself leaves room for one more only.
     """
     runner = ModelRunner(model, config)
     pool = runner.kv_pool
-    if config.num_pages is None and num_prefill > 1:
+    if model.device.type == "cpu" and config.num_pages is None and num_prefill > 1:
         page_bytes = sum(tensor[:, 0].nbytes for tensor in (*pool.keys, *pool.values))
         num_pages = affordable_pages(config, page_bytes * (1 + num_prefill) // 2, model.device)
         if num_pages < pool.num_pages:

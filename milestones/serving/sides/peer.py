@@ -123,7 +123,11 @@ class Peer:
             yield None
 
     def _welcome(self, running: Running) -> None:
-        """Meet a process that has its model. Before, it may end, and a thread would wait for it."""
+        """Note that a process has its model, and receive its pages from now on.
+
+        The thread that receives pages waits for the process. A process that cannot load its model
+        never comes, so the thread does not begin before.
+        """
         running.is_ready, self.pause = True, FIRST_PAUSE
         if running.rendezvous is not None:
             setup = self.setup
